@@ -245,6 +245,13 @@ def test_a_pickle_of_replaced_bytes_is_refused(file: StripedFile, tmp_path: Path
     assert file.read() == content(SIZE)  # the old version is still whole
 
 
+def test_a_pickle_releases_what_was_not_closed(url: str, no_collector: None) -> None:
+    packed = pickle.dumps(stripedfs.open(url))
+    assert file_module._dropped
+    with pickle.loads(packed):
+        assert not file_module._dropped
+
+
 def _read_in_child(file: StripedFile, results: multiprocessing.Queue[bytes]) -> None:
     results.put(file.read())
 

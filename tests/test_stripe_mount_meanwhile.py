@@ -6,7 +6,9 @@ The store is real; what is done at an unlucky moment is put there by wrapping ou
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
 from bootseer.stripedfs.mount import write_tree
+from bootseer.stripedfs.mount.open_for_writing import SaveState
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.put import put_into
@@ -279,6 +282,40 @@ def test_a_file_whose_removal_fails_is_written_on(
     tree.write(inode, handle, 0, memoryview(b"written"))
     end(tree, inode, handle)
     assert (store / "empty").read_bytes() == b"written"
+
+
+def test_a_write_that_fails_during_a_removal_that_fails_stays_failed(
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode, handle = opened_empty(tree, store)
+    file, writing = tree._writable.by_handle[handle], threading.Event()
+
+    def away() -> None:
+        file.lock.acquire()  # as a write does that came just now
+        writing.set()
+        raise StoreUnavailableError("it is away; wait")
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        before(patched, rename_remove, "remove", away)
+        removal = pool.submit(tree.unlink, ROOT, b"empty")
+        assert writing.wait(60)
+        try:
+            assert not wait([removal], timeout=0.3).done  # it comes after the write
+            with pytest.raises(FileSystemError, match="ESTALE"):
+                file.write(0, memoryview(b"late"))
+            tree._writable.give_up(file)
+        finally:
+            file.lock.release()
+        with pytest.raises(FileSystemError, match="EIO"):
+            removal.result(60)
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.write(inode, handle, 0, memoryview(b"later"))
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.release(inode, handle)
+    assert file.state is SaveState.FAILED
+    assert shown(tree) == {b"kept", b"old", b"empty"}
+    save(tree, b"empty", b"again")
+    assert (store / "empty").read_bytes() == b"again"
 
 
 def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_is_closed(

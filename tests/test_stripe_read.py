@@ -26,10 +26,13 @@ from bootseer.errors import (
 )
 from bootseer.storage.store import Placed, Stat, Store, open_store
 from bootseer.storage.wrap import WrappedStore
+from bootseer.stripedfs.format.manifest import Manifest
+from bootseer.stripedfs.format.pointer import Version
 from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.sources import (
     MIN_PLAIN_BLOCK_BYTES,
     PLAIN_BLOCK_BYTES,
+    FileSource,
     PlainSource,
     Stretches,
     open_plain_file,
@@ -190,6 +193,58 @@ def test_a_version_replaced_while_it_is_opened_gives_the_new_one(
     monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
     assert read_all(store, "ckpt") == content(SIZE, seed=2)
     assert len(calls) == 2
+
+
+def test_a_name_that_is_published_again_and_again_is_given_up(
+    store: Store, striped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = opening.open_striped_file
+    calls: list[str] = []
+
+    def replaced_meanwhile(store: Store, version: Version, manifest: Manifest) -> FileSource:
+        calls.append(version.folder)
+        assert len(calls) < 20
+        put_bytes(store, "ckpt", content(SIZE, seed=len(calls)), tmp_path)
+        shutil.rmtree(tmp_path / "store" / version.folder)
+        return real(store, version, manifest)
+
+    monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
+    with pytest.raises(CorruptDataError, match="is missing"):
+        opening.open_source(store, "ckpt")
+    assert len(set(calls)) == len(calls) == opening.MOST_VERSIONS
+
+
+class OnePointer(WrappedStore):
+    """Reads the pointer once; then it is out of reach."""
+
+    pointers = 0
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        self.pointers += name.endswith("/CURRENT")
+        if self.pointers > 1:
+            raise StoreUnavailableError("it is away; wait")
+        return self.inner.read(name, limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (damage_manifest_truncated, CorruptDataError, "truncated or damaged"),
+        # What was removed may have been replaced.
+        (damage_manifest_missing, StoreUnavailableError, "away"),
+        (damage_missing, StoreUnavailableError, "away"),
+    ],
+)
+def test_a_damaged_manifest_is_told_though_the_pointer_cannot_be_read_again(
+    store: Store,
+    striped: Path,
+    damage: Callable[[Path], None],
+    error: type[BootseerError],
+    said: str,
+) -> None:
+    damage(striped)
+    with pytest.raises(error, match=said):
+        opening.open_source(OnePointer(store), "ckpt")
 
 
 def test_a_file_of_a_tree_is_verified_whether_striped_or_whole(

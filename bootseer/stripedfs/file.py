@@ -382,6 +382,7 @@ def _check_same(source: FileSource, key: str, name: str) -> FileSource:
 
 
 def _unpickle(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
+    _release_dropped()
     source = reopen()
     try:
         _check_same(source, key, name)
@@ -391,3 +392,6 @@ def _unpickle(reopen: Callable[[], FileSource], key: str, name: str, position: i
         raise
     file.seek(position)
     return file
+
+
+_unpickled = _unpickle  # the name in pickles that earlier versions made

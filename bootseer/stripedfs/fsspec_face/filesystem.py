@@ -288,13 +288,12 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
         if os.path.isdir(lpath):
             self.makedirs(path, exist_ok=True)
             return
-        size = os.path.getsize(lpath)
-        callback.set_size(size)
+        callback.set_size(os.path.getsize(lpath))
         with (
             open(lpath, "rb", buffering=0) as source,
             self._open(path, "xb" if mode == "create" else "wb") as target,
         ):
-            _copy(source, target, size, callback)
+            _copy(source, target, COPY_BYTES, callback)  # a pipe has no size, and a file may grow
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)
@@ -509,6 +508,7 @@ class _Reopen:
 def _copy(
     source: io.RawIOBase, target: Any, size: int, callback: Callback = DEFAULT_CALLBACK
 ) -> None:
+    """Copy all of `source`, through a buffer that holds no more than `size`."""
     buffer = memoryview(bytearray(max(1, min(COPY_BYTES, size))))
     while count := source.readinto(buffer):
         left = buffer[:count]

@@ -4,7 +4,9 @@ Three processes: the caller, which returns once the mount answers; the superviso
 mount and starts a new worker when one dies; the worker, which reads the store. Only the worker
 has threads and connections.
 
-What only the worker needs is imported while the store is being asked, as `start` waits for both.
+Most of what only the worker needs is imported while the store is being asked, as `start` waits for
+both. The worker itself imports `write_tree`, which only a writable mount needs, and
+`system.descriptors`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SaveState(enum.Enum):
     ORPHANED = enum.auto()
     """As WRITTEN, but its writer was killed: the file may lack its end."""
     REMOVED = enum.auto()
-    """Its name was removed before anything was written: a write gets ESTALE."""
+    """As UNCHANGED, but its name was removed or given to another file: a write gets ESTALE."""
     FAILED = enum.auto()
     """Writing met an error: nothing will be published."""
 
@@ -380,8 +380,9 @@ class WritableFiles:
             yield
         except BaseException:
             for file in files:
-                if file.state is SaveState.REMOVED:
-                    file.state = SaveState.UNCHANGED
+                with file.lock:  # a write that failed meanwhile stays failed
+                    if file.state is SaveState.REMOVED:
+                        file.state = SaveState.UNCHANGED
             raise
 
     def _remove_left(self, file: WritableFile) -> None:

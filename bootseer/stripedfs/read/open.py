@@ -1,25 +1,28 @@
 """From a URL, or a name on a store, to what can be read: a file's source, or a tree of files.
 
-A striped checkpoint is info by its pointer; where there is none, the plain object of that name
+A striped checkpoint is found by its pointer; where there is none, the plain object of that name
 is read as it is. A striped file's manifest is compared with what the store holds before the first
-byte is read (see `sources.striped_source`).
+byte is read (see `sources.open_stripes`).
 """
 
 from __future__ import annotations
 
 import contextlib
 
-from bootseer.errors import CorruptDataError, NotFoundError, UsageError
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
 from bootseer.storage.urls import split_object
 from bootseer.stripedfs.format import pointer
-from bootseer.stripedfs.format.manifest import Link, TreeManifest
+from bootseer.stripedfs.format.manifest import Link, Manifest, TreeManifest
 from bootseer.stripedfs.format.pointer import Version
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import PathInfo
 from bootseer.stripedfs.read.sources import FileSource, open_plain_file, open_striped_file
 from bootseer.stripedfs.read.tree import Tree
+
+MOST_VERSIONS = 4
+"""Versions that are tried of one name, where each replaced the one before while it was opened."""
 
 
 def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, PathInfo]:
@@ -89,20 +92,37 @@ def is_source_of(info: PathInfo, source: FileSource) -> bool:
 
 def _open_version(store: Store, name: str, version: Version) -> FileSource | Tree:
     """Open a version, or the one that replaced it if it was collected meanwhile."""
+    tries = 0
+    while True:
+        tries += 1
+        manifest: Manifest | TreeManifest | None = None
+        try:
+            manifest = pointer.read_manifest(store, version)
+            if isinstance(manifest, TreeManifest):
+                return Tree(store, version, manifest)
+            return open_striped_file(store, version, manifest)
+        except (NotFoundError, CorruptDataError) as error:
+            damaged = manifest is None and isinstance(error, CorruptDataError)
+            newer = _read_newer(store, name, damaged=damaged)
+            if newer is None:
+                raise
+            if newer.folder == version.folder:
+                if isinstance(error, NotFoundError):
+                    raise pointer.lost_version_error(store, version) from error
+                raise
+            if tries == MOST_VERSIONS:
+                raise
+        version = newer
+
+
+def _read_newer(store: Store, name: str, *, damaged: bool) -> Version | None:
+    """The current version; None also where it cannot be read after a `damaged` manifest."""
     try:
-        manifest = pointer.read_manifest(store, version)
-        if isinstance(manifest, TreeManifest):
-            return Tree(store, version, manifest)
-        return open_striped_file(store, version, manifest)
-    except (NotFoundError, CorruptDataError) as error:
-        newer = pointer.read_current(store, name)
-        if newer is None:
-            raise
-        if newer.folder == version.folder:
-            if isinstance(error, NotFoundError):
-                raise pointer.lost_version_error(store, version) from error
-            raise
-    return _open_version(store, name, newer)
+        return pointer.read_current(store, name)
+    except BootseerError:
+        if damaged:  # which is what the caller reports
+            return None
+        raise
 
 
 def _check_file(store: Store, name: str, opened: FileSource | Tree) -> FileSource:

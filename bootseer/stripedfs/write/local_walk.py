@@ -10,8 +10,7 @@ from typing import Literal
 
 from bootseer.context_managers import OsAction
 from bootseer.errors import UsageError, from_os_error
-from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
-from bootseer.stripedfs.format.json_fields import check_path as checked_path
+from bootseer.stripedfs.format.json_fields import BadFieldError, check_path, compute_digest
 from bootseer.stripedfs.format.manifest import check_target
 from bootseer.stripedfs.format.pointer import DATA
 
@@ -62,7 +61,7 @@ def walk_folder(root: str, *, follow_links: bool = False) -> list[LocalEntry]:
 def _read_entry(root: str, path: str, follow_links: bool) -> LocalEntry:
     local = f"{root}/{path}"
     try:
-        checked_path(path, "the path")
+        check_path(path, "the path")
         stat = os.stat(local) if follow_links else os.lstat(local)
         mode, mtime_ns = stat_module.S_IMODE(stat.st_mode), stat.st_mtime_ns
         if stat_module.S_ISLNK(stat.st_mode):

@@ -61,9 +61,8 @@ class FileUploads:
         check_chunks(source.size_bytes, plan.chunk_bytes)  # not only after hours of writing
         width = trim_width(source.size_bytes, plan.chunk_bytes, plan.width)
         layout = Layout(source.size_bytes, plan.chunk_bytes, width)
-        tag = compute_digest(
-            folder.removeprefix(self.draft.folder).encode(errors="surrogateescape")
-        )
+        within = folder.removeprefix(self.draft.folder)
+        tag = compute_digest(within.encode(errors="surrogateescape"))
 
         def record(stripe: int, digests: bytes) -> None:
             if layout.stripe_length(stripe) < plan.keep_bytes:
@@ -85,7 +84,7 @@ class FileUploads:
             source,
             layout,
             folder,
-            first=int.from_bytes(tag[:4], "big"),
+            first=choose_place(within),
             pool=self.pool,
             progress=self.progress,
             done=lambda digests: done(Manifest(layout, digests)),

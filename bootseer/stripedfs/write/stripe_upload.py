@@ -111,7 +111,8 @@ class StripeUpload:
     """Writes the stripes of one file below `folder`, and calls `done` with all chunk digests.
 
     `claims` maps stripes that an interrupted put completed to their chunk digests; they are kept
-    where they still are what the source holds. `record` is called with each stripe and its digests.
+    where they still are what the source holds. `record` is called with each stripe that is written,
+    and its digests.
     """
 
     def __init__(
