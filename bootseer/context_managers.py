@@ -1,9 +1,11 @@
-"""What a `with` block does at its end, for classes that have something to close."""
+"""What a `with` block does at its end: it closes, completes, or translates an error."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
+
+from bootseer.errors import from_os_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,3 +48,26 @@ class Committing(Closing):
             self.close()
         else:
             self.abort()
+
+
+class OsAction:
+    """A step that the operating system may refuse: its OSError becomes an error of ours.
+
+    `action` as in `from_os_error`.
+    """
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            raise from_os_error(error, self._action) from error

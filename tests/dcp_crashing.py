@@ -26,7 +26,8 @@ from stripe_crashing import Killing, Steps
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import METADATA
+from bootseer.stripedfs.read.namespace import DCP_METADATA
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.write.dcp_files import METADATA_DRAFT, StagedFile
 from bootseer.stripedfs.write.saved_file import SavedFile
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -181,7 +182,7 @@ SHARDS = ("__0_0.distcp", "__1_0.distcp")
 
 
 def content(name: str, step: int) -> bytes:
-    if name == METADATA:
+    if name == DCP_METADATA:
         return b"%d %s" % (step, " ".join(SHARDS).encode())
     return name.encode() * (3000 if name == SHARDS[0] else 3) + b"%d" % step
 
@@ -189,7 +190,7 @@ def content(name: str, step: int) -> bytes:
 def save_first(root: str) -> None:
     """File by file, as into a folder without one."""
     store = LocalStore(root)
-    for name in (*SHARDS, METADATA):
+    for name in (*SHARDS, DCP_METADATA):
         with SavedFile(store, f"run/{name}", SETTINGS) as file:
             file.write(content(name, 1))
 
@@ -197,11 +198,11 @@ def save_first(root: str) -> None:
 def save_in(store: LocalStore, step: int) -> None:
     """What a mount does when both ranks' files are closed and `.metadata` is renamed."""
     bases = (*SHARDS, METADATA_DRAFT)
-    staged = {base: StagedFile(store, "run", base, SETTINGS) for base in bases}
+    staged = {base: StagedFile.begin(store, "run", base, SETTINGS) for base in bases}
     for base, file in staged.items():
-        file.write(content(METADATA if base == METADATA_DRAFT else base, step))
+        file.write(content(DCP_METADATA if base == METADATA_DRAFT else base, step))
         file.close()
-    assert staged[METADATA_DRAFT].missing() == []
+    assert staged[METADATA_DRAFT].take_named() == []
     staged[METADATA_DRAFT].publish()
     for file in staged.values():
         file.abort()
@@ -211,13 +212,13 @@ def check(root: str, step: int) -> None:
     """Fails unless all that is there, by each name and in the listing, is of one save."""
     store = LocalStore(root)
     with Fetcher() as fetcher:
-        for name in (METADATA, *SHARDS):
-            source = namespace.source_of(store, namespace.look(store, f"run/{name}"))
+        for name in (DCP_METADATA, *SHARDS):
+            source = open_file(store, namespace.look_up(store, f"run/{name}"))
             data = bytearray(source.size_bytes)
             fetcher.read_into(source, 0, memoryview(data))
             assert data == content(name, step), (name, step)
-    listed = namespace.children(store, namespace.look(store, "run"))
-    assert [each.name for each in listed] == [f"run/{name}" for name in (METADATA, *SHARDS)]
+    listed = namespace.list_folder(store, namespace.look_up(store, "run"))
+    assert [each.name for each in listed] == [f"run/{name}" for name in (DCP_METADATA, *SHARDS)]
 
 
 def holds(root: str, step: int) -> bool:

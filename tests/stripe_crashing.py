@@ -26,7 +26,7 @@ from stripe_lab import CHUNK, leftovers, local_tree, make_tree, sample, tree_of,
 
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.store import NO_HINTS, WriteHints
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -135,7 +135,7 @@ class Case:
         plain = LocalStore(str(self.store))
         found["kept"] += self.put(plain) > 0
         assert self.seen() == "new"
-        list(collect(plain, "ck", grace_s=0))
+        list(collect_garbage(plain, "ck", grace_s=0))
         left = leftovers(self.store, "ck")
         # What has no lease yet is let alone for a minute: somebody may just be making it.
         base = self.store / "ck.stripes"

@@ -17,7 +17,7 @@ from fuse_mounts import end_mount, python
 
 from bootseer.storage.open import open_store
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import Manifest, Pointer
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
 from bootseer.stripedfs.write.put import put_into
@@ -91,16 +91,15 @@ def put_sparse(
         with (folder / stripe_name(place.stripe)).open("r+b") as file:
             file.seek(place.offset)
             file.write(chunk_bytes)
-    empty = {
-        n: digest_of(bytes(n)) for n in {layout.chunk_length(i) for i in range(layout.chunk_count)}
-    }
+    lengths = {layout.chunk_length(i) for i in range(layout.chunk_count)}
+    empty = {n: compute_digest(bytes(n)) for n in lengths}
     digests = b"".join(
-        digest_of(chunks[i]) if i in chunks else empty[layout.chunk_length(i)]
+        compute_digest(chunks[i]) if i in chunks else empty[layout.chunk_length(i)]
         for i in range(layout.chunk_count)
     )
     manifest = Manifest(layout, digests).encode()
     (folder / "manifest.json").write_bytes(manifest)
-    pointer = Pointer("file", version, size_bytes, len(manifest), digest_of(manifest))
+    pointer = Pointer("file", version, size_bytes, len(manifest), compute_digest(manifest))
     (root / f"{name}.stripes" / "CURRENT").write_bytes(pointer.encode())
 
 

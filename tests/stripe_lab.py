@@ -19,7 +19,7 @@ from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Store, WriteHints
-from bootseer.stripedfs.read.cat import stream
+from bootseer.stripedfs.read.cat import stream_file
 from bootseer.stripedfs.read.open import open_source
 
 CHUNK = 4096
@@ -33,7 +33,7 @@ def sample(size: int, seed: int = 0) -> bytes:
 def read_back(store: Store, name: str) -> bytes:
     """All bytes through our own reader."""
     with Fetcher() as fetcher:
-        return b"".join(bytes(view) for view in stream(open_source(store, name), fetcher))
+        return b"".join(bytes(view) for view in stream_file(open_source(store, name), fetcher))
 
 
 def version_folder(store: Path, name: str) -> Path:

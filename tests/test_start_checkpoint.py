@@ -24,7 +24,7 @@ from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load import load
 from bootseer.storage import retry
-from bootseer.stripedfs.read import locate as locating
+from bootseer.stripedfs.read import open as opening
 
 pytestmark = pytest.mark.slow
 
@@ -260,7 +260,7 @@ def test_a_store_that_the_mount_found_away_is_not_waited_for_as_long_again(
         raise StoreUnavailableError("cannot look at it: still nobody")
 
     monkeypatch.setattr(checkpoint_part, "_mount", mount)
-    monkeypatch.setattr(locating, "locate", locate)
+    monkeypatch.setattr(opening, "locate", locate)
     for form in ("auto", "copy"):
         with pytest.raises(StoreUnavailableError, match="still nobody"):
             checkpoint_part._make_ready(

@@ -22,7 +22,7 @@ from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.read.open import open_source
 from bootseer.stripedfs.read.verify import verify
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +78,14 @@ print(reads, len(seen), refused, flush=True)
 GC = """
 import time
 from bootseer.storage.open import open_store
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 url, name, grace_s, over = sys.argv[1:]
 store = open_store(url)
 print("ready", flush=True)
 sys.stdin.readline()
 removed = 0
 while not os.path.exists(over):
-    removed += sum(1 for _ in collect(store, name, grace_s=float(grace_s)))
+    removed += sum(1 for _ in collect_garbage(store, name, grace_s=float(grace_s)))
     time.sleep(0.01)
 print(removed, flush=True)
 """
@@ -202,7 +202,9 @@ def test_a_draft_that_gc_takes_at_its_birth_is_told_as_such(
     rename, taken = LocalStore.rename, []
 
     def late(self: LocalStore, old: str, new: str) -> None:
-        taken.extend(each.name for each in collect(store_of(tmp_path / "store"), "ckpt", grace_s=0))
+        taken.extend(
+            each.name for each in collect_garbage(store_of(tmp_path / "store"), "ckpt", grace_s=0)
+        )
         rename(self, old, new)
 
     monkeypatch.setattr(LocalStore, "rename", late)
@@ -239,7 +241,7 @@ def test_of_two_writers_of_one_name_one_wins_whole(shared_url: str, tmp_path: Pa
     assert verify(f"{shared_url}/ckpt").damages == ()
     kept = [stat.name for stat in store.list("ckpt.stripes") if stat.is_folder]
     assert len(kept) == 2 * rounds
-    assert len(list(collect(store, "ckpt", grace_s=0.0))) == 2 * rounds - 1
+    assert len(list(collect_garbage(store, "ckpt", grace_s=0.0))) == 2 * rounds - 1
     assert open_whole(store, "ckpt") in (content(SIZE, seeds[0][-1]), content(SIZE, seeds[1][-1]))
     store.close()
 

@@ -23,8 +23,8 @@ from stripe_lab import (
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BusyError, NotFoundError, UsageError
-from bootseer.stripedfs.read.get import get_found
-from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.get import get_from_store
+from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write import put as putting
 from bootseer.stripedfs.write.put import put
 from bootseer.stripedfs.write.tree_writer import TreeWriter
@@ -36,7 +36,7 @@ SMALL = WriteSettings(chunk_bytes=CHUNK, width=3, keep_bytes=0)
 def _get(store: Path, name: str, to: Path) -> None:
     with Fetcher() as fetcher:
         place = opened(store)
-        get_found(place, look(place, name), str(to), fetcher)
+        get_from_store(place, look_up(place, name), str(to), fetcher)
 
 
 def _modes(root: Path) -> dict[str, tuple[int, int]]:
@@ -135,7 +135,7 @@ def test_a_directory_that_changes_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     source = make_tree(tmp_path / "src")
-    real = putting.walk
+    real = putting.walk_folder
     calls = []
 
     def walk(root: str, **options: bool) -> object:
@@ -150,7 +150,7 @@ def test_a_directory_that_changes_is_noticed(
         calls.append(root)
         return real(root, **options)
 
-    monkeypatch.setattr(putting, "walk", walk)
+    monkeypatch.setattr(putting, "walk_folder", walk)
     with pytest.raises(BusyError, match="changed while it was put"):
         put(str(source), str(tmp_path / "s/ck"), settings=SMALL)
     assert list((tmp_path / "s/ck.stripes").iterdir()) == []
@@ -163,7 +163,7 @@ from bootseer.stripedfs.write.write_settings import WriteSettings
 from bootseer.stripedfs.write.tree_writer import TreeWriter
 store, token, rank = sys.argv[1:]
 wishes = WriteSettings(chunk_bytes=4096, width=3)
-with TreeWriter(open_store(store), "ck", wishes, token=token) as tree:
+with TreeWriter.join(open_store(store), "ck", wishes, token=token) as tree:
     tree.add_file(f"rank{rank}/shard.bin", f"{store}/../src{rank}")
     with tree.open_file(f"rank{rank}/meta.json") as file:
         file.write(b"rank " + rank.encode())
@@ -175,7 +175,7 @@ with TreeWriter(open_store(store), "ck", wishes, token=token) as tree:
 
 def test_a_stream_is_written_below_a_name_that_is_no_text(tmp_path: Path) -> None:
     store, name = opened(tmp_path / "s"), os.fsdecode(b"ck\xff")
-    with TreeWriter(store, name, SMALL) as tree:
+    with TreeWriter.begin(store, name, SMALL) as tree:
         with tree.open_file("a") as file:
             file.write(b"bytes")
         assert tree.publish().is_tree
@@ -185,7 +185,7 @@ def test_ranks_write_their_files_and_one_publishes(tmp_path: Path) -> None:
     store = opened(tmp_path / "s")
     for rank in range(3):
         (tmp_path / f"src{rank}").write_bytes(sample(5 * CHUNK + rank, rank))
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         words = [sys.executable, "-c", RANK, str(tmp_path / "s"), tree.token]
         ranks = [subprocess.Popen([*words, str(rank)]) for rank in range(3)]
         assert [rank.wait() for rank in ranks] == [0, 0, 0]
@@ -205,18 +205,18 @@ def test_ranks_write_their_files_and_one_publishes(tmp_path: Path) -> None:
 
 def test_a_tree_that_is_not_published_vanishes(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree, tree.open_file("a") as file:
+    with TreeWriter.begin(store, "ck", SMALL) as tree, tree.open_file("a") as file:
         file.write(sample(9 * CHUNK))
     assert list((tmp_path / "ck.stripes").iterdir()) == []
     with pytest.raises(NotFoundError):
-        TreeWriter(store, "ck", SMALL, token=tree.token)
+        TreeWriter.join(store, "ck", SMALL, token=tree.token)
 
 
 def test_two_ranks_cannot_write_one_file(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         for text in (b"one", b"another"):
-            rank = TreeWriter(store, "ck", SMALL, token=tree.token)
+            rank = TreeWriter.join(store, "ck", SMALL, token=tree.token)
             with rank, rank.open_file("same") as file:
                 file.write(text)
         with pytest.raises(UsageError, match="two processes wrote same"):
@@ -225,13 +225,13 @@ def test_two_ranks_cannot_write_one_file(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_tree(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         for path in ("../x", "/x", "a//b", "", "a/\0"):
             with pytest.raises(UsageError):
                 tree.open_file(path)
         with pytest.raises(UsageError, match="lead out"):
             tree.add_link("l", "../x")
-        with TreeWriter(store, "ck", SMALL, token=tree.token) as rank:
+        with TreeWriter.join(store, "ck", SMALL, token=tree.token) as rank:
             with pytest.raises(UsageError, match="began"):
                 rank.publish()
             rank.seal()
@@ -244,12 +244,12 @@ def test_what_cannot_be_a_tree(tmp_path: Path) -> None:
             tree.publish()
     for token in ("x", "../ck", ".tmp/x"):
         with pytest.raises(UsageError, match="no token"):
-            TreeWriter(store, "ck", SMALL, token=token)
+            TreeWriter.join(store, "ck", SMALL, token=token)
 
 
 def test_a_file_that_was_aborted_or_removed_is_not_there(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with TreeWriter(store, "ck", SMALL) as tree:
+    with TreeWriter.begin(store, "ck", SMALL) as tree:
         bad = tree.open_file("bad")
         bad.write(sample(9 * CHUNK))
         bad.abort()

@@ -23,9 +23,9 @@ from bootseer.errors import (
     NotSupportedError,
 )
 from bootseer.stripedfs.read import get
-from bootseer.stripedfs.read.get import get_found
-from bootseer.stripedfs.read.namespace import look
-from bootseer.stripedfs.read.verify import VerifyReport, sentence, verify_in
+from bootseer.stripedfs.read.get import get_from_store
+from bootseer.stripedfs.read.namespace import look_up
+from bootseer.stripedfs.read.verify import VerifyReport, describe_damage, verify_in_store
 from bootseer.stripedfs.write.put import put
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -38,14 +38,14 @@ DATA = sample(20 * CHUNK + 9)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The version of a stored checkpoint `f`."""
-    with StripedWriter(opened(tmp_path / "s"), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", SMALL) as out:
         out.write(DATA)
     return version_folder(tmp_path / "s", "f")
 
 
 def _verified(store: Path, name: str = "f") -> VerifyReport:
     with Fetcher(QUICK) as fetcher:
-        return verify_in(opened(store), name, fetcher)
+        return verify_in_store(opened(store), name, fetcher)
 
 
 def _flip(path: Path, place: int) -> None:
@@ -93,13 +93,13 @@ def test_damage_is_named_and_never_served(
     with pytest.raises(CorruptDataError, match=read):
         read_back(opened(tmp_path / "s"), "f")
     report = _verified(tmp_path / "s")
-    lines = [sentence(each) for each in report.damages]
+    lines = [describe_damage(each) for each in report.damages]
     for words in named:
         assert any(words in line for line in lines), lines
     assert report.checked_bytes < len(DATA)
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher, pytest.raises(CorruptDataError):
-        get_found(store, look(store, "f"), str(tmp_path / "out"), fetcher)
+        get_from_store(store, look_up(store, "f"), str(tmp_path / "out"), fetcher)
     assert not (tmp_path / "out").exists()
 
 
@@ -135,9 +135,9 @@ def test_verify_of_a_directory(tmp_path: Path) -> None:
         ("sub/nothing", -1),
     ]
     with Fetcher(QUICK) as fetcher, pytest.raises(CorruptDataError):
-        get_found(
+        get_from_store(
             opened(tmp_path / "s"),
-            look(opened(tmp_path / "s"), "ck"),
+            look_up(opened(tmp_path / "s"), "ck"),
             str(tmp_path / "out"),
             fetcher,
         )
@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["file", "tree", "stream"])
 def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path, tmp_path: Path, kind: str) -> None:
-    with StripedWriter(opened(small_disk), "f", SMALL) as out:
+    with StripedWriter.begin(opened(small_disk), "f", SMALL) as out:
         out.write(DATA)
     before = sorted(p.name for p in (small_disk / "f.stripes").iterdir())
     (tmp_path / "src").mkdir()
@@ -205,7 +205,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path, tmp_path: Path, 
 
     def write() -> None:
         if kind == "stream":
-            with StripedWriter(opened(small_disk), "f", SMALL) as out:
+            with StripedWriter.begin(opened(small_disk), "f", SMALL) as out:
                 out.write(source.read_bytes())
         else:
             put(str(source), str(small_disk / "f"), settings=SMALL)
@@ -230,19 +230,19 @@ def test_a_read_only_store_refuses(small_disk: Path, tmp_path: Path) -> None:
 def test_a_get_that_has_no_room_leaves_nothing(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with StripedWriter(opened(tmp_path / "s"), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", SMALL) as out:
         out.write(sample(3 << 20))
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher:
         with pytest.raises(NoSpaceError, match="needs 3145728 bytes"):
-            get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
+            get_from_store(store, look_up(store, "f"), str(small_disk / "out"), fetcher)
         assert list(small_disk.iterdir()) == []
         # The room is there when it is looked at, and gone when it is used.
         monkeypatch.setattr(
-            "bootseer.stripedfs.read.partial_download.Landing.check_room", lambda *_: None
+            "bootseer.stripedfs.read.partial_download.PartialDownload.check_room", lambda *_: None
         )
         with pytest.raises(NoSpaceError):
-            get_found(store, look(store, "f"), str(small_disk / "out"), fetcher)
+            get_from_store(store, look_up(store, "f"), str(small_disk / "out"), fetcher)
     assert list(small_disk.iterdir()) == []
 
 
@@ -255,5 +255,5 @@ def test_a_destination_that_cannot_be_written(
     monkeypatch.setattr(get.os, "pwrite", refuse)
     store = opened(tmp_path / "s")
     with Fetcher(QUICK) as fetcher, pytest.raises(AccessDeniedError, match="Permission denied"):
-        get_found(store, look(store, "f"), str(tmp_path / "out"), fetcher)
+        get_from_store(store, look_up(store, "f"), str(tmp_path / "out"), fetcher)
     assert not (tmp_path / "out").exists()

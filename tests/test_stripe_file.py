@@ -34,9 +34,10 @@ from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs import shared_fetcher
-from bootseer.stripedfs.file import NewBytes, StripedFile
+from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
-from bootseer.stripedfs.read.open import plain_source
+from bootseer.stripedfs.new_bytes import NewBytes
+from bootseer.stripedfs.read.sources import open_plain_file
 
 SIZE = 9 * CHUNK + 123
 
@@ -162,7 +163,7 @@ def test_an_offset_is_a_whole_number(url: str, tmp_path: Path, name: str) -> Non
 
 def test_credentials_of_a_url_are_in_no_text_of_it(tmp_path: Path) -> None:
     store_of(tmp_path / "store").replace("plain", b"bytes")
-    served = StripedFile(plain_source(store_of(tmp_path / "store"), "plain"), name="shown")
+    served = StripedFile(open_plain_file(store_of(tmp_path / "store"), "plain"), name="shown")
     assert repr(served) == "<StripedFile 'shown' of 5 bytes>"
     with pytest.raises(StoreUnavailableError) as caught:
         stripedfs.open("http://user:secret@127.0.0.1:1/x?token=secret", options=IMPATIENT)
@@ -245,6 +246,13 @@ def test_a_pickle_of_replaced_bytes_is_refused(file: StripedFile, tmp_path: Path
     assert file.read() == content(SIZE)  # the old version is still whole
 
 
+def test_a_pickle_releases_what_was_not_closed(url: str, no_collector: None) -> None:
+    packed = pickle.dumps(stripedfs.open(url))
+    assert file_module._dropped
+    with pickle.loads(packed):
+        assert not file_module._dropped
+
+
 def _read_in_child(file: StripedFile, results: multiprocessing.Queue[bytes]) -> None:
     results.put(file.read())
 
@@ -270,14 +278,14 @@ def test_bytes_are_taken_without_a_copy() -> None:
         new.view[:4] = b"abcd"
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        taken = new.taken(size)
+        taken = new.take(size)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (taken[:4], len(taken)) == (b"abcd", size)
     assert peak - before < size // 2
-    assert NewBytes(0).taken(0) == b""
-    assert len(NewBytes(10).taken(3)) == 3
+    assert NewBytes(0).take(0) == b""
+    assert len(NewBytes(10).take(3)) == 3
 
 
 @pytest.mark.slow
@@ -371,18 +379,18 @@ def test_what_a_maker_left_is_not_ended_by_its_fork(url: str, no_collector: None
     ring.append(ring)
     del file, ring
     gc.collect()
-    assert file_module._left
+    assert file_module._dropped
     child = os.fork()
     if not child:
         try:
-            file_module._clear_left()
-            os._exit(0 if file_module._makers and not file_module._left else 1)
+            file_module._release_dropped()
+            os._exit(0 if file_module._inherited and not file_module._dropped else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    file_module._clear_left()
-    assert not file_module._left
-    assert not file_module._makers
+    file_module._release_dropped()
+    assert not file_module._dropped
+    assert not file_module._inherited
 
 
 def test_no_thread_of_a_child_is_given_its_parents_fetcher(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests import abstract
 from stripe_faces import CHUNK, SMALL, content, put_bytes, store_of
@@ -127,6 +128,16 @@ def test_a_transaction_publishes_at_its_end(fs: StripedFileSystem, root: str) ->
             file.write(content(SIZE))
         assert not fs.exists(f"{root}/x")
     assert fs.cat_file(f"{root}/x") == content(SIZE)
+
+
+def test_what_tells_no_size_is_copied_in_large_pieces(fs: StripedFileSystem, root: str) -> None:
+    """As pipes, and the files of /proc, whose size is 0."""
+    counts: list[int] = []
+    callback = Callback(hooks={"count": lambda size, value, **rest: counts.append(value)})
+    text = Path("/proc/version").read_bytes()
+    fs.put_file("/proc/version", f"{root}/version", callback=callback)
+    assert fs.cat_file(f"{root}/version") == text
+    assert counts == [0, len(text)]
 
 
 def test_names_move_with_their_bytes(fs: StripedFileSystem, root: str) -> None:
@@ -380,6 +391,24 @@ def test_text_compression_and_pickles(fs: StripedFileSystem, root: str) -> None:
         assert pickle.loads(pickle.dumps(file)).read()[:2] == b"\x1f\x8b"
 
 
+def test_former_names_work_in_programs_and_pickles(fs: StripedFileSystem, root: str) -> None:
+    from bootseer.stripedfs.fs import UnsupportedModeError
+
+    with pytest.raises(UnsupportedModeError):
+        fs.open(f"{root}/x", "r+b")
+    fs.pipe_file(f"{root}/x", content(SIZE))
+    with fs.open(f"{root}/x") as file:
+        packed = pickle.dumps(file, protocol=2)  # in which names are plain lines
+    for name, former in (
+        (b"fsspec_face.filesystem\n", b"fs\n"),
+        (b"\n_unpickle\n", b"\n_unpickled\n"),
+    ):
+        assert name in packed
+        packed = packed.replace(name, former)
+    with pickle.loads(packed) as file:
+        assert file.read() == content(SIZE)
+
+
 # fsspec does not close the file that it maps.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("cache", ["blockcache", "cached", "filecache", "simplecache"])
@@ -445,7 +474,7 @@ def registry() -> Iterator[None]:
 
 
 def test_fsspec_keeps_its_own_until_it_is_told(registry: None) -> None:
-    from bootseer.stripedfs.fsspec_face.filesystem import register
+    from bootseer.stripedfs.fsspec_face.register import register
 
     assert fsspec.get_filesystem_class("webhdfs").__module__ == "fsspec.implementations.webhdfs"
     register(hdfs=False)

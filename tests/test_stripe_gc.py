@@ -10,7 +10,13 @@ from faulty_store import WrappedStore
 from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
 from bootseer.errors import AccessDeniedError, NotFoundError
-from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside, remove, unreferenced
+from bootseer.stripedfs.write.gc import (
+    collect_garbage,
+    collect_temporaries,
+    find_checkpoints,
+    list_unreferenced,
+    remove_checkpoint,
+)
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -20,7 +26,7 @@ SMALL = WriteSettings(chunk_bytes=CHUNK, width=4)
 def _versions(tmp_path: Path, count: int) -> list[Path]:
     made = []
     for number in range(count):
-        with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
             out.write(sample(5 * CHUNK, number))
         made.append(version_folder(tmp_path, "f"))
         for each in made:  # an hour passes
@@ -32,15 +38,15 @@ def _versions(tmp_path: Path, count: int) -> list[Path]:
 def test_gc_takes_versions_that_were_replaced_long_ago(tmp_path: Path) -> None:
     old, older_than_current, current = _versions(tmp_path, 3)
     # Replaced two hours ago, replaced one hour ago, and the current one of an hour ago.
-    assert [r.name for r in collect(opened(tmp_path), "f", grace_s=3 * 3600)] == []
-    gone = list(collect(opened(tmp_path), "f", grace_s=1.5 * 3600, dry_run=True))
+    assert [r.name for r in collect_garbage(opened(tmp_path), "f", grace_s=3 * 3600)] == []
+    gone = list(collect_garbage(opened(tmp_path), "f", grace_s=1.5 * 3600, dry_run=True))
     assert [tmp_path / r.name for r in gone] == [old]
     assert old.exists()
-    gone = list(collect(opened(tmp_path), "f.stripes", grace_s=1.5 * 3600))
+    gone = list(collect_garbage(opened(tmp_path), "f.stripes", grace_s=1.5 * 3600))
     assert [tmp_path / r.name for r in gone] == [old]
     assert not old.exists()
     assert older_than_current.exists()
-    list(collect(opened(tmp_path), "f", grace_s=0))
+    list(collect_garbage(opened(tmp_path), "f", grace_s=0))
     assert leftovers(tmp_path, "f") == []
     assert whole(tmp_path, "f") == sample(5 * CHUNK, 2)
     assert current.exists()
@@ -49,28 +55,28 @@ def test_gc_takes_versions_that_were_replaced_long_ago(tmp_path: Path) -> None:
 def test_gc_with_a_damaged_pointer_takes_no_version(tmp_path: Path) -> None:
     _versions(tmp_path, 2)
     (tmp_path / "f.stripes/CURRENT").write_text("{")
-    assert list(collect(opened(tmp_path), "f", grace_s=0)) == []
+    assert list(collect_garbage(opened(tmp_path), "f", grace_s=0)) == []
 
 
 def test_gc_of_a_removal_that_was_cut_short(tmp_path: Path) -> None:
     _versions(tmp_path, 2)
     (tmp_path / "f.stripes/CURRENT").unlink()
-    assert len(list(collect(opened(tmp_path), "f", grace_s=1))) == 2
+    assert len(list(collect_garbage(opened(tmp_path), "f", grace_s=1))) == 2
 
 
 def test_gc_of_a_folder_finds_what_begins_with_a_dot(tmp_path: Path) -> None:
     """As safetensors' temporary names do; what a store calls temporary is its own."""
     for name in ("folder/f", "folder/.tmpAb3dEf", "folder/.tmp-1"):
-        with StripedWriter(opened(tmp_path), name, SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), name, SMALL) as out:
             out.write(b"data")
-    found = checkpoints(opened(tmp_path), "folder")
+    found = find_checkpoints(opened(tmp_path), "folder")
     assert found == ["folder/.tmpAb3dEf.stripes", "folder/f.stripes"]
-    assert checkpoints(opened(tmp_path / "folder"), "") == [".tmpAb3dEf.stripes", "f.stripes"]
+    assert find_checkpoints(opened(tmp_path / "folder"), "") == [".tmpAb3dEf.stripes", "f.stripes"]
 
 
 def test_when_a_version_became_unused() -> None:
     dated = [(1.0, "a"), (2.0, "b"), (3.0, "c"), (4.0, "d")]
-    assert [(u.name, u.since_s) for u in unreferenced(dated, "c")] == [
+    assert [(u.name, u.since_s) for u in list_unreferenced(dated, "c")] == [
         ("a", 2.0),
         ("b", 3.0),
         ("d", 4.0),
@@ -80,11 +86,11 @@ def test_when_a_version_became_unused() -> None:
 def test_rm_removes_all_of_it(tmp_path: Path) -> None:
     _versions(tmp_path, 2)
     (tmp_path / "g").write_text("a plain neighbour")
-    assert remove(opened(tmp_path), "f") == "f.stripes"
+    assert remove_checkpoint(opened(tmp_path), "f") == "f.stripes"
     assert [p.name for p in tmp_path.iterdir()] == ["g"]
     for name in ("f", "g"):
         with pytest.raises(NotFoundError, match="no striped checkpoint"):
-            remove(opened(tmp_path), name)
+            remove_checkpoint(opened(tmp_path), name)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -105,10 +111,12 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
             raise AccessDeniedError("read-only")
 
     store = ReadOnly(opened(tmp_path))
-    found = [r.name for r in collect(store, "f", grace_s=0, dry_run=True)]
+    found = [r.name for r in collect_garbage(store, "f", grace_s=0, dry_run=True)]
     assert len(found) == 2
     assert "f.stripes/.tmp-old" in found
-    assert [r.name for r in collect_beside(store, "", grace_s=0, dry_run=True)] == [".tmp-0123"]
+    assert [r.name for r in collect_temporaries(store, "", grace_s=0, dry_run=True)] == [
+        ".tmp-0123"
+    ]
     assert old.exists()
 
 
@@ -117,6 +125,6 @@ def test_gc_takes_what_plain_writers_left_in_the_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
         when = (tmp_path / name).stat().st_mtime - age_s
         os.utime(tmp_path / name, (when, when))
-    assert list(collect_beside(opened(tmp_path), "")) != []
-    assert list(collect_beside(opened(tmp_path), "", grace_s=0)) == []
+    assert list(collect_temporaries(opened(tmp_path), "")) != []
+    assert list(collect_temporaries(opened(tmp_path), "", grace_s=0)) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == [".mine", ".tmp-young"]

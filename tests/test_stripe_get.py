@@ -18,8 +18,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import batches, partial_download
-from bootseer.stripedfs.read.get import GetReport, get_found
-from bootseer.stripedfs.read.namespace import look
+from bootseer.stripedfs.read.get import GetReport, get_from_store
+from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -38,12 +38,12 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
     with Fetcher(QUICK) as fetcher:
-        return get_found(store, look(store, name), str(to), fetcher, **more)
+        return get_from_store(store, look_up(store, name), str(to), fetcher, **more)
 
 
 def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
     data = sample(size, 3)
-    with StripedWriter(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
         out.write(data)
     (tmp_path / "s/plain").write_bytes(data)
     return data
@@ -228,11 +228,11 @@ def test_a_get_goes_on_though_the_modes_were_set(
     source.chmod(0o555)
     put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
 
-    def interrupted(_: partial_download.Landing) -> None:
+    def interrupted(_: partial_download.PartialDownload) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial_download.Landing, "publish", interrupted)
+        patch.setattr(partial_download.PartialDownload, "publish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
     words = [sys.executable, "-m", "bootseer", "stripe", "get", *more]

@@ -25,11 +25,11 @@ from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
 from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
-from bootseer.stripedfs.read.get import get_found
+from bootseer.stripedfs.read.get import get_from_store
 from bootseer.stripedfs.read.listing import count_versions
-from bootseer.stripedfs.read.namespace import look
-from bootseer.stripedfs.read.verify import verify_in
-from bootseer.stripedfs.write.gc import collect, remove
+from bootseer.stripedfs.read.namespace import look_up
+from bootseer.stripedfs.read.verify import verify_in_store
+from bootseer.stripedfs.write.gc import collect_garbage, remove_checkpoint
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.tree_writer import TreeWriter
@@ -69,8 +69,8 @@ def test_files_of_odd_sizes_go_there_and_back(store: Store, tmp_path: Path) -> N
         (source / str(size)).write_bytes(sample(size))
     put_into(store, "ck", str(source), settings=WISHES)
     with Fetcher() as fetcher:
-        assert verify_in(store, "ck", fetcher).damages == ()
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+        assert verify_in_store(store, "ck", fetcher).damages == ()
+        get_from_store(store, look_up(store, "ck"), str(tmp_path / "out"), fetcher)
     assert local_tree(tmp_path / "out") == local_tree(source)
 
 
@@ -78,35 +78,35 @@ def test_odd_names_and_links(store: Store, tmp_path: Path) -> None:
     source = make_tree(tmp_path / "src")
     put_into(store, "ck", str(source), settings=WriteSettings(chunk_bytes=4096))
     with Fetcher() as fetcher:
-        get_found(store, look(store, "ck"), str(tmp_path / "out"), fetcher)
+        get_from_store(store, look_up(store, "ck"), str(tmp_path / "out"), fetcher)
     assert local_tree(tmp_path / "out") == local_tree(source)
 
 
 def test_replacing_collecting_and_removing(store: Store, big: Path) -> None:
     put_into(store, "f", str(big), settings=WISHES)
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"second")
     assert read_back(store, "f") == b"second"
     assert count_versions(store, "f") == 2
-    assert len(list(collect(store, "f", grace_s=3600))) == 0
-    (gone,) = collect(store, "f", grace_s=0)
+    assert len(list(collect_garbage(store, "f", grace_s=3600))) == 0
+    (gone,) = collect_garbage(store, "f", grace_s=0)
     assert gone.reason == "unreferenced version"
     assert read_back(store, "f") == b"second"
     assert count_versions(store, "f") == 1
-    remove(store, "f")
+    remove_checkpoint(store, "f")
     with pytest.raises(NotFoundError):
         store.stat("f.stripes")
 
 
 def test_ranks_publish_a_directory_together(store: Store) -> None:
-    with TreeWriter(store, "ck", WISHES) as tree:
+    with TreeWriter.begin(store, "ck", WISHES) as tree:
         for rank in range(2):
-            other = TreeWriter(store, "ck", WISHES, token=tree.token)
+            other = TreeWriter.join(store, "ck", WISHES, token=tree.token)
             with other, other.open_file(f"rank{rank}") as file:
                 file.write(sample(5 * CHUNK, rank))
         tree.publish()
     with Fetcher() as fetcher:
-        report = verify_in(store, "ck", fetcher)
+        report = verify_in_store(store, "ck", fetcher)
     assert (report.files, report.damages) == (2, ())
 
 
@@ -116,7 +116,7 @@ def test_two_writers_at_once(store: Store, url: str) -> None:
 
     def write(data: bytes) -> None:
         own = open_store(url)
-        with StripedWriter(own, "f", WISHES) as out:
+        with StripedWriter.begin(own, "f", WISHES) as out:
             start.wait()
             out.write(data)
         own.close()
@@ -134,7 +134,7 @@ def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
     store: Store, url: str, tmp_path: Path
 ) -> None:
     """Kills count that found some stripes stored and others not."""
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"old")
     source = tmp_path / "f"
     source.write_bytes(sample(16 << 20))
@@ -155,7 +155,7 @@ def test_a_put_that_was_killed_leaves_the_old_one_and_goes_on(
             assert read_back(store, "f") == b"old"
         elif read_back(store, "f") != b"old":
             assert read_back(store, "f") == source.read_bytes()
-            with StripedWriter(store, "f", WISHES) as out:
+            with StripedWriter.begin(store, "f", WISHES) as out:
                 out.write(b"old")
     assert killed == 3, "puts end too early to be killed"
     done = subprocess.run(words, capture_output=True, check=True)
@@ -178,7 +178,7 @@ def _stored_stripes(store: Store) -> set[tuple[str, float]]:
 def test_a_quota_stops_a_put_and_leaves_the_old_one(
     hdfs: Any, hdfs_folder: str, store: Store, big: Path
 ) -> None:
-    with StripedWriter(store, "f", WISHES) as out:
+    with StripedWriter.begin(store, "f", WISHES) as out:
         out.write(b"old")
     # HDFS counts a whole block of 128 MiB for each object that is being written.
     dfsadmin(hdfs, "-setSpaceQuota", str(100 << 20), hdfs_folder)

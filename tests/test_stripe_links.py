@@ -19,7 +19,7 @@ from web_fakes import nginx
 from bootseer.errors import NotFoundError
 from bootseer.stripedfs.format.manifest import Link
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -138,7 +138,7 @@ def test_a_link_in_the_store_never_leads_out_of_a_mount(tmp_path: Path, root: Pa
     with served(root, tmp_path / "mnt") as mount:
         assert in_time((mount.directory / "sub/beside").read_bytes) == b"x"
     with pytest.raises(NotFoundError, match="may lead out"):
-        namespace.look(store_of(root / "sub"), "beside")
+        namespace.look_up(store_of(root / "sub"), "beside")
 
 
 def test_links_outlive_the_mount_and_every_face_follows_them(tmp_path: Path, root: Path) -> None:
@@ -207,7 +207,7 @@ def test_links_in_a_circle_are_told_and_gc_leaves_links(tmp_path: Path, root: Pa
         (root / f"{name}.stripes/CURRENT").write_bytes(Link(target, 0).encode())
     for name in ("a", "c", "a/x"):
         with pytest.raises(NotFoundError, match="leads to itself"):
-            namespace.look(store, name)
-    gone = [each.reason for each in collect(store, "x", grace_s=0)]
+            namespace.look_up(store, name)
+    gone = [each.reason for each in collect_garbage(store, "x", grace_s=0)]
     assert gone == ["unreferenced version"]
-    assert namespace.look(store, "x", follow=False).link == "y"
+    assert namespace.look_up(store, "x", follow=False).link == "y"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.stripedfs.format import json_fields
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import (
     Manifest,
     Pointer,
@@ -23,7 +23,7 @@ from bootseer.stripedfs.format.manifest import (
     TreeManifest,
 )
 from bootseer.stripedfs.format.stripe_layout import Layout
-from bootseer.stripedfs.write.local_walk import object_of
+from bootseer.stripedfs.write.local_walk import object_name
 
 CHUNK = 4096
 Parse = Callable[[bytes, str], object]
@@ -31,7 +31,7 @@ Parse = Callable[[bytes, str], object]
 
 def _manifest(size: int = 5 * CHUNK + 1, width: int = 2) -> Manifest:
     layout = Layout(size, CHUNK, width)
-    return Manifest(layout, b"".join(digest_of(bytes([i])) for i in range(layout.chunk_count)))
+    return Manifest(layout, b"".join(compute_digest(bytes([i])) for i in range(layout.chunk_count)))
 
 
 def _tree() -> TreeManifest:
@@ -238,13 +238,13 @@ _paths = st.lists(_names, min_size=1, max_size=3).map(lambda parts: os.fsdecode(
 @given(_paths, _paths)
 def test_objects_of_two_paths_differ_and_suit_any_store(one: str, two: str) -> None:
     if one != two:
-        assert object_of(one) != object_of(two)
-    for part in object_of(one).split("/"):
+        assert object_name(one) != object_name(two)
+    for part in object_name(one).split("/"):
         assert not part.startswith(".")
         assert part.isascii()
         assert not set(part) & set(':\\?#*"<>|%+& \n\0')
         assert 0 < len(part) <= 200
-    entry = TreeFile(one, 0, 0, 1, False, object_of(one), b"0" * 16)
+    entry = TreeFile(one, 0, 0, 1, False, object_name(one), b"0" * 16)
     parents = one.split("/")[:-1]
     folders = [TreeFolder("/".join(parents[: n + 1]), 0, 0) for n in range(len(parents))]
     tree = TreeManifest(0, CHUNK, (*folders, entry))

@@ -14,7 +14,7 @@ import pytest
 from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of
 
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -156,7 +156,7 @@ def test_gc_removes_what_is_left_of_files_that_others_removed(root: Path, tmp_pa
             in_time(lambda name=name: os.utime(mount.directory / name, ns=(1, WHEN_NS)))
     (root / "x").unlink()
     for name in ("x", "y"):
-        found = [each.name for each in collect(store_of(root), name, grace_s=0)]
+        found = [each.name for each in collect_garbage(store_of(root), name, grace_s=0)]
         assert found == (["x.stripes/ATTRIBUTES"] if name == "x" else [])
     assert sorted(os.listdir(root)) == ["y", "y.stripes"]
 

@@ -16,7 +16,7 @@ from fuse_mounts import in_time, output, refusal
 from stripe_faces import CHUNK, WIDTH, Served, content, served, store_of, stripe
 
 from bootseer import stripedfs
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -100,7 +100,9 @@ def test_each_save_over_another_appears_at_once(mount: Served, root: Path, tmp_p
     in_time((run / "meta.pt").unlink)
     assert stripe("get", root / "run", tmp_path / "got").returncode == 0
     assert step_of(tmp_path / "got") == 3
-    assert len(list(collect(store_of(root), "run", grace_s=0))) == 1  # the version of step 2
+    assert (
+        len(list(collect_garbage(store_of(root), "run", grace_s=0))) == 1
+    )  # the version of step 2
     assert in_time(lambda: step_of(run)) == 3
 
 

@@ -442,15 +442,15 @@ def test_a_fault_of_any_kind_is_told_by_close_and_nothing_is_published(
     """A thread that cannot be started, as where processes are limited: a fault of no store."""
     attr, opened = tree.create(ROOT, b"x", 0o644, os.O_WRONLY)
     tree.write(attr.inode, opened.handle, 0, memoryview(b"some"))
-    spill = saved_file.SavedFile._spill
+    spill = saved_file.SavedFile._begin_striping
 
     def refuse(self: saved_file.SavedFile) -> object:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(saved_file.SavedFile, "_spill", refuse)
+    monkeypatch.setattr(saved_file.SavedFile, "_begin_striping", refuse)
     with pytest.raises(RuntimeError):
         tree.write(attr.inode, opened.handle, 4, memoryview(content(SIZE)))
-    monkeypatch.setattr(saved_file.SavedFile, "_spill", spill)
+    monkeypatch.setattr(saved_file.SavedFile, "_begin_striping", spill)
     with pytest.raises(RuntimeError):
         tree.write(attr.inode, opened.handle, 4, memoryview(content(SIZE)))
     with pytest.raises(RuntimeError):

@@ -13,7 +13,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, Handle, Inode
 from bootseer.stripedfs.mount import write_tree
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
 
 Change = Callable[[], object]
 
@@ -32,15 +32,15 @@ def tree(tmp_path: Path) -> Iterator[write_tree.WritableTree]:
 def during(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Do something once the store has answered the next listing, before the mount knows it."""
     waiting: list[Change] = []
-    real = namespace.children
+    real = namespace.list_folder
 
-    def late(*words: object) -> list[Found]:
+    def late(*words: object) -> list[PathInfo]:
         found = real(*words)  # type: ignore[arg-type]
         if waiting:
             waiting.pop(0)()
         return found
 
-    monkeypatch.setattr(namespace, "children", late)
+    monkeypatch.setattr(namespace, "list_folder", late)
 
     def later(*changes: Change) -> None:
         waiting.extend(changes)

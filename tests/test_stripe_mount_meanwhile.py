@@ -6,7 +6,9 @@ The store is real; what is done at an unlucky moment is put there by wrapping ou
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Handle, Inode
 from bootseer.stripedfs.mount import write_tree
+from bootseer.stripedfs.mount.open_for_writing import SaveState
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.put import put_into
@@ -158,7 +161,9 @@ def test_a_folder_that_is_renamed_while_it_is_listed_holds_its_own_files(
     tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tree.lookup(ROOT, b"kept").inode
-    after(monkeypatch, namespace, "children", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0))
+    after(
+        monkeypatch, namespace, "list_folder", lambda: tree.rename(ROOT, b"kept", ROOT, b"moved", 0)
+    )
     assert shown(tree, kept) == {b"in"}
     again = tree.mkdir(ROOT, b"kept", 0o755).inode
     save(tree, b"in", b"precious", again)
@@ -176,12 +181,14 @@ def test_a_checkpoint_that_is_renamed_while_it_is_listed_is_the_new_one(
     (tmp_path / "source" / "w").write_bytes(content(100))
     put_into(store_of(store), "ckpt", str(tmp_path / "source"))
     inode = tree.lookup(ROOT, b"ckpt").inode
-    after(monkeypatch, namespace, "rooted", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0))
+    after(
+        monkeypatch, namespace, "load_tree", lambda: tree.rename(ROOT, b"ckpt", ROOT, b"final", 0)
+    )
     assert shown(tree, inode) == {b"w"}
     final = tree.lookup(ROOT, b"final").inode
     node = tree.nodes.get(final)
     assert node is not None
-    assert node.found.name == "final"
+    assert node.info.name == "final"
     assert shown(tree, final) == {b"w"}
 
 
@@ -251,7 +258,7 @@ def test_what_is_written_in_the_middle_of_its_removal_is_removed(
 ) -> None:
     inode, handle = opened_empty(tree, store)
     late = lambda: tree.write(inode, handle, 0, memoryview(b"late"))  # noqa: E731
-    after(monkeypatch, tree, "_written", late)
+    after(monkeypatch, tree._writable, "finish_closed", late)
     tree.unlink(ROOT, b"empty")
     for close in (tree.flush, tree.release):
         with pytest.raises(FileSystemError):
@@ -275,6 +282,40 @@ def test_a_file_whose_removal_fails_is_written_on(
     tree.write(inode, handle, 0, memoryview(b"written"))
     end(tree, inode, handle)
     assert (store / "empty").read_bytes() == b"written"
+
+
+def test_a_write_that_fails_during_a_removal_that_fails_stays_failed(
+    tree: write_tree.WritableTree, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode, handle = opened_empty(tree, store)
+    file, writing = tree._writable.by_handle[handle], threading.Event()
+
+    def away() -> None:
+        file.lock.acquire()  # as a write does that came just now
+        writing.set()
+        raise StoreUnavailableError("it is away; wait")
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        before(patched, rename_remove, "remove", away)
+        removal = pool.submit(tree.unlink, ROOT, b"empty")
+        assert writing.wait(60)
+        try:
+            assert not wait([removal], timeout=0.3).done  # it comes after the write
+            with pytest.raises(FileSystemError, match="ESTALE"):
+                file.write(0, memoryview(b"late"))
+            tree._writable.give_up(file)
+        finally:
+            file.lock.release()
+        with pytest.raises(FileSystemError, match="EIO"):
+            removal.result(60)
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.write(inode, handle, 0, memoryview(b"later"))
+    with pytest.raises(FileSystemError, match="ESTALE"):
+        tree.release(inode, handle)
+    assert file.state is SaveState.FAILED
+    assert shown(tree) == {b"kept", b"old", b"empty"}
+    save(tree, b"empty", b"again")
+    assert (store / "empty").read_bytes() == b"again"
 
 
 def test_a_folder_from_which_a_file_is_moved_while_it_is_written_stays_until_it_is_closed(

@@ -223,7 +223,7 @@ def test_many_entries_are_taken_in_quickly(tmp_path: Path, fetcher: Fetcher) -> 
 
         __hash__ = int.__hash__
 
-    found = [namespace.Found(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
+    found = [namespace.PathInfo(f"f{n:05d}", n, 1.0, False) for n in range(3000)]
     listed = tree.nodes.fill(tree.nodes.root, found, {})
     tree.nodes.root.children = {name: Counted(inode) for name, inode in listed.items()}  # type: ignore[misc]
     tree.nodes.fill(tree.nodes.root, found[1:], {})
@@ -299,10 +299,10 @@ def test_a_limit_holds_for_all_calls_of_a_request() -> None:
 
 
 def test_a_limit_holds_for_calls_made_in_parallel() -> None:
-    from bootseer.stripedfs.read.open import in_parallel
+    from bootseer.stripedfs.workers import call_in_parallel
 
     with limited(-1.0), pytest.raises(DeadlineError):
-        in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
+        call_in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
 
 
 def test_a_checkpoint_that_is_replaced_brings_its_own_names(

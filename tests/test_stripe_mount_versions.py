@@ -218,12 +218,12 @@ def test_listings_count_as_references(root: Path, tmp_path: Path, fetcher: Fetch
 def test_appending_goes_on_with_what_was_there(root: Path, tmp_path: Path) -> None:
     """A version of the same size by somebody else is not taken for ours."""
     from bootseer.stripedfs.mount.inodes import Node
-    from bootseer.stripedfs.write.saved_file import Saving
+    from bootseer.stripedfs.mount.open_for_writing import WritableFile
 
     store = store_of(root)
     with Fetcher() as fetcher:
-        found = namespace.look(store, "ckpt")
-        saving = Saving(store, Node(Inode(5), "ckpt", ROOT, found), SMALL, fetcher)
+        found = namespace.look_up(store, "ckpt")
+        saving = WritableFile(store, Node(Inode(5), "ckpt", ROOT, found), SMALL, fetcher)
         saving.size_bytes = SIZE
         replace(root, "ckpt", NEW, tmp_path)
         for folder in (root / "ckpt.stripes").glob("v-*"):
@@ -234,7 +234,7 @@ def test_appending_goes_on_with_what_was_there(root: Path, tmp_path: Path) -> No
             saving.write(SIZE, memoryview(b"x"))
         with pytest.raises(FileSystemError):
             saving.publish()
-    assert namespace.look(store, "ckpt").size_bytes == SIZE
+    assert namespace.look_up(store, "ckpt").size_bytes == SIZE
 
 
 def test_a_save_in_place_ends_the_readers_of_what_was(root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bootseer.errors import NotFoundError
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write import rename_remove
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -56,13 +56,13 @@ class KilledStore(LocalStore):
 
 
 def move(store: LocalStore) -> None:
-    rename_remove.move(store, namespace.look(store, "tmp"), "latest")
+    rename_remove.move(store, namespace.look_up(store, "tmp"), "latest")
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
 def test_a_move_that_was_cut_short_loses_nothing(tmp_path: Path, steps: int) -> None:
     for name, data in (("latest", OLD), ("tmp", NEW)):
-        with StripedWriter(opened(tmp_path), name, SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), name, SMALL) as out:
             out.write(data)
     try:
         move(KilledStore(str(tmp_path), steps))
@@ -74,11 +74,11 @@ def test_a_move_that_was_cut_short_loses_nothing(tmp_path: Path, steps: int) -> 
     assert read_back(opened(tmp_path), "latest") in (OLD, NEW)
     for name in ("latest", "tmp"):
         if (tmp_path / f"{name}.stripes").exists():
-            list(collect(opened(tmp_path), name, grace_s=0))
+            list(collect_garbage(opened(tmp_path), name, grace_s=0))
     try:
         move(LocalStore(str(tmp_path)))  # once more finishes it
     except NotFoundError:
-        assert namespace.look(opened(tmp_path), "latest").size_bytes == len(NEW)
+        assert namespace.look_up(opened(tmp_path), "latest").size_bytes == len(NEW)
     assert read_back(opened(tmp_path), "latest") == NEW
-    list(collect(opened(tmp_path), "latest", grace_s=0))
+    list(collect_garbage(opened(tmp_path), "latest", grace_s=0))
     assert leftovers(tmp_path, "latest") == []

@@ -13,10 +13,11 @@ from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
-from bootseer.stripedfs.format.pointer import current
-from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.format.pointer import read_current
+from bootseer.stripedfs.workers import WorkerPool
 from bootseer.stripedfs.write import stripe_stream as streams
-from bootseer.stripedfs.write.gc import collect
+from bootseer.stripedfs.write import stripe_upload
+from bootseer.stripedfs.write.gc import collect_garbage
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.stripe_stream import Budget, StripedWriter, StripeStream
 from bootseer.stripedfs.write.write_settings import BUFFER_BUDGET_BYTES, WriteSettings, plan_write
@@ -71,9 +72,9 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
         if told:
             raise told.pop()
 
-    monkeypatch.setattr(stripe_pool.Pool, "pause", lambda _, pause_s: paused.append(pause_s))
+    monkeypatch.setattr(WorkerPool, "pause", lambda _, pause_s: paused.append(pause_s))
     fake = SimpleNamespace(sleep=paused.append, monotonic=time.monotonic)
-    monkeypatch.setattr(stripe_pool, "time", fake)
+    monkeypatch.setattr(stripe_upload, "time", fake)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/small").write_bytes(b"small")
     (tmp_path / "d/large").write_bytes(sample(CHUNK * 2))
@@ -86,12 +87,12 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(
 
 
 def write(store: WrappedStore, seed: int) -> None:
-    with StripedWriter(store, "f", SMALL) as out:
+    with StripedWriter.begin(store, "f", SMALL) as out:
         out.write(sample(5 * CHUNK, seed))
 
 
 def gc(root: Path) -> None:
-    assert len(list(collect(opened(root), "f", grace_s=0))) == 1
+    assert len(list(collect_garbage(opened(root), "f", grace_s=0))) == 1
 
 
 @pytest.mark.parametrize("when", ["renamed", "pointing"])
@@ -113,14 +114,14 @@ def test_a_version_that_is_collected_at_once_leaves_the_one_before(
     if earlier:
         assert whole(tmp_path, "f") == sample(5 * CHUNK, 1)
     else:
-        assert current(opened(tmp_path), "f") is None
+        assert read_current(opened(tmp_path), "f") is None
     assert leftovers(tmp_path, "f") == []
 
 
 def test_where_both_are_gone_nothing_is_pointed_to(tmp_path: Path) -> None:
     store = Hooked(tmp_path)
     write(store, 1)
-    before = current(store, "f")
+    before = read_current(store, "f")
     assert before is not None
 
     def lose() -> None:
@@ -130,7 +131,7 @@ def test_where_both_are_gone_nothing_is_pointed_to(tmp_path: Path) -> None:
     store.pointing = lose  # and once more when it points back
     with pytest.raises(BusyError):
         write(store, 2)
-    assert current(store, "f") is None
+    assert read_current(store, "f") is None
 
 
 def test_a_version_that_cannot_be_looked_at_is_taken_back(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_the_pointer_of_somebody_quicker_stays(tmp_path: Path) -> None:
 
     def overtake() -> None:
         write(WrappedStore(opened(tmp_path)), 3)
-        gc_all = list(collect(opened(tmp_path), "f", grace_s=0))
+        gc_all = list(collect_garbage(opened(tmp_path), "f", grace_s=0))
         assert gc_all
 
     store.pointed = overtake
@@ -173,6 +174,11 @@ def test_jobs_stay_within_the_budget(tmp_path: Path, chunk: int, jobs: int, want
     assert plan.jobs * plan.chunk_bytes <= BUFFER_BUDGET_BYTES
 
 
+def taken_bytes(budget: Budget) -> int:
+    """What all streams have."""
+    return sum(budget._taken.values())
+
+
 def test_streams_share_their_memory(tmp_path: Path) -> None:
     store, plan = opened(tmp_path), plan_write(SMALL, opened(tmp_path))
     budget = Budget(9 * CHUNK)
@@ -181,12 +187,12 @@ def test_streams_share_their_memory(tmp_path: Path) -> None:
     for part in range(40):
         for number, stream in enumerate(made):
             stream.write(sample(CHUNK + 7, 100 * number + part))
-            most = max(most, budget.taken_bytes)
+            most = max(most, taken_bytes(budget))
     assert most <= (9 + 2 * 5) * CHUNK
     for stream in made[1:]:
         assert stream.finish().layout.size_bytes == 40 * (CHUNK + 7)
     made[0].abort()
-    assert budget.taken_bytes == 0
+    assert taken_bytes(budget) == 0
 
 
 def test_a_stream_alone_has_a_chunk_a_stripe_in_any_case(tmp_path: Path) -> None:
@@ -204,12 +210,12 @@ def test_a_stream_alone_has_a_chunk_a_stripe_in_any_case(tmp_path: Path) -> None
         False,
     ]
     del second  # without an end
-    assert budget.taken_bytes == 5 * CHUNK
+    assert taken_bytes(budget) == 5 * CHUNK
 
 
 def test_all_writers_of_a_process_are_counted(tmp_path: Path) -> None:
-    before = streams.BUDGET.taken_bytes
-    with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+    before = taken_bytes(streams.BUDGET)
+    with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
         out.write(sample(5 * CHUNK))
-        assert streams.BUDGET.taken_bytes > before
-    assert streams.BUDGET.taken_bytes == before
+        assert taken_bytes(streams.BUDGET) > before
+    assert taken_bytes(streams.BUDGET) == before

@@ -27,15 +27,19 @@ from bootseer.errors import (
 )
 from bootseer.storage.open import open_store
 from bootseer.storage.store import BlockLocation, Stat, Store
+from bootseer.stripedfs.format.manifest import Manifest
+from bootseer.stripedfs.format.pointer import Version
 from bootseer.stripedfs.read import open as opening
-from bootseer.stripedfs.read.open import in_parallel
 from bootseer.stripedfs.read.sources import (
     MIN_PLAIN_BLOCK_BYTES,
     PLAIN_BLOCK_BYTES,
+    FileSource,
     PlainSource,
     Stretches,
+    open_plain_file,
     plain_block_bytes,
 )
+from bootseer.stripedfs.workers import call_in_parallel
 from bootseer.stripedfs.write.put import put_into
 
 SIZE = 7 * CHUNK + 5
@@ -177,7 +181,7 @@ def test_every_flipped_byte_is_found(store: Store, striped: Path) -> None:
 def test_a_version_replaced_while_it_is_opened_gives_the_new_one(
     store: Store, striped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = opening.file_source
+    real = opening.open_striped_file
     calls = []
 
     def replaced_meanwhile(*words: object) -> object:
@@ -187,9 +191,61 @@ def test_a_version_replaced_while_it_is_opened_gives_the_new_one(
         calls.append(words)
         return real(*words)
 
-    monkeypatch.setattr(opening, "file_source", replaced_meanwhile)
+    monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
     assert read_all(store, "ckpt") == content(SIZE, seed=2)
     assert len(calls) == 2
+
+
+def test_a_name_that_is_published_again_and_again_is_given_up(
+    store: Store, striped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = opening.open_striped_file
+    calls: list[str] = []
+
+    def replaced_meanwhile(store: Store, version: Version, manifest: Manifest) -> FileSource:
+        calls.append(version.folder)
+        assert len(calls) < 20
+        put_bytes(store, "ckpt", content(SIZE, seed=len(calls)), tmp_path)
+        shutil.rmtree(tmp_path / "store" / version.folder)
+        return real(store, version, manifest)
+
+    monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
+    with pytest.raises(CorruptDataError, match="is missing"):
+        opening.open_source(store, "ckpt")
+    assert len(set(calls)) == len(calls) == opening.MOST_VERSIONS
+
+
+class OnePointer(WrappedStore):
+    """Reads the pointer once; then it is out of reach."""
+
+    pointers = 0
+
+    def read(self, name: str, *, limit_bytes: int) -> bytes:
+        self.pointers += name.endswith("/CURRENT")
+        if self.pointers > 1:
+            raise StoreUnavailableError("it is away; wait")
+        return self.inner.read(name, limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "said"),
+    [
+        (damage_manifest_truncated, CorruptDataError, "truncated or damaged"),
+        # What was removed may have been replaced.
+        (damage_manifest_missing, StoreUnavailableError, "away"),
+        (damage_missing, StoreUnavailableError, "away"),
+    ],
+)
+def test_a_damaged_manifest_is_told_though_the_pointer_cannot_be_read_again(
+    store: Store,
+    striped: Path,
+    damage: Callable[[Path], None],
+    error: type[BootseerError],
+    said: str,
+) -> None:
+    damage(striped)
+    with pytest.raises(error, match=said):
+        opening.open_source(OnePointer(store), "ckpt")
 
 
 def test_a_file_of_a_tree_is_verified_whether_striped_or_whole(
@@ -240,7 +296,7 @@ def test_a_plain_file_replaced_while_it_is_read_gives_an_error(
 ) -> None:
     store.replace("plain", content(SIZE))
     changing = Changing(store, lambda: store.replace("plain", content(SIZE, seed=1)))
-    source = opening.plain_source(changing, "plain")
+    source = open_plain_file(changing, "plain")
     with stripedfs.StripedFile(source) as file:
         for _ in range(2):  # and it stays an error
             with pytest.raises(CorruptDataError, match="changed while it was read"):
@@ -251,7 +307,7 @@ def test_a_plain_file_removed_while_it_is_read_gives_an_error(store: Store, tmp_
     store.replace("plain", content(SIZE))
     fd = os.open(tmp_path / "store" / "plain", os.O_RDONLY)
     try:
-        source = opening.plain_source(store, "plain")
+        source = open_plain_file(store, "plain")
         source.open_block(0, memoryview(b""), memoryview(b""))  # as if its bytes had arrived
         store.delete("plain")
         assert source.doubtful(0, 10)
@@ -265,7 +321,7 @@ def test_the_version_is_asked_once_for_bytes_that_came_together(store: Store) ->
     size = 8 * PLAIN_BLOCK_BYTES
     store.replace("plain", bytes(size))
     counting = Changing(store)
-    source = opening.plain_source(counting, "plain")
+    source = open_plain_file(counting, "plain")
     before = counting.stats
     with stripedfs.StripedFile(source) as file:
         file.read()
@@ -289,7 +345,7 @@ def test_callers_who_doubt_at_the_same_time_share_one_answer(store: Store) -> No
             return found
 
     slow = Slow(store)
-    source = opening.plain_source(slow, "plain")
+    source = open_plain_file(slow, "plain")
     threads = [threading.Thread(target=source.confirm) for _ in range(20)]
     threads[0].start()
     assert entered.wait(30)
@@ -312,7 +368,7 @@ def test_an_outage_while_checking_is_an_error_that_may_heal(store: Store) -> Non
                 raise StoreUnavailableError("the store is away")
             return found
 
-    source = opening.plain_source(Failing(store), "plain")
+    source = open_plain_file(Failing(store), "plain")
     source.open_block(0, memoryview(b""), memoryview(b""))
     with pytest.raises(StoreUnavailableError, match="away"):
         source.confirm()
@@ -348,11 +404,11 @@ def test_stretches_are_found_by_offset() -> None:
 
 
 def test_in_parallel_keeps_the_order_and_raises_the_first_error() -> None:
-    assert in_parallel(lambda n: n * n, range(50)) == [n * n for n in range(50)]
+    assert call_in_parallel(lambda n: n * n, range(50)) == [n * n for n in range(50)]
 
     def fails(number: int) -> None:
         if number in (3, 7):
             raise NotFoundError(str(number))
 
     with pytest.raises(NotFoundError, match="3"):
-        in_parallel(fails, range(10))
+        call_in_parallel(fails, range(10))

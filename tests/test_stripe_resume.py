@@ -24,9 +24,9 @@ from stripe_lab import (
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs.write import draft, stripe_pool
+from bootseer.stripedfs.write import draft, stripe_upload
 from bootseer.stripedfs.write.draft import Draft
-from bootseer.stripedfs.write.gc import collect, remove
+from bootseer.stripedfs.write.gc import collect_garbage, remove_checkpoint
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -43,7 +43,7 @@ def _gone_at(part: str) -> Callable[[str], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
 
 
 def _interrupted(tmp_path: Path, part: str = "stripe-00002", size: int = 20 * CHUNK + 5) -> Path:
@@ -181,9 +181,9 @@ def test_a_draft_that_is_being_written_is_left(tmp_path: Path) -> None:
     store = Watched(tmp_path / "s")
     put_into(store, "f", str(source), settings=ONE_BY_ONE)
     assert len(store.begun) == 4
-    assert [r.name for r in collect(store, "f", grace_s=0)] == []
+    assert [r.name for r in collect_garbage(store, "f", grace_s=0)] == []
     with pytest.raises(BusyError, match="being written"):
-        remove(store, "f")
+        remove_checkpoint(store, "f")
     go_on.set()
     first.join()
     assert whole(tmp_path / "s", "f") == source.read_bytes()
@@ -193,7 +193,7 @@ def test_a_draft_that_is_being_written_is_left(tmp_path: Path) -> None:
 def test_who_was_stopped_too_long_publishes_nothing(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     sleeper = Draft.begin(store, "f", {"of": "it"})
-    assert sleeper._leased() is not None
+    assert sleeper._wait_for_lease() is not None
     folder = tmp_path / sleeper.folder
     _held_elsewhere(folder, age_s=draft.STALE_S + 10)
     thief = Draft.adopt(store, "f", {"of": "it"})
@@ -211,7 +211,7 @@ def test_who_was_stopped_too_long_publishes_nothing(tmp_path: Path) -> None:
 def test_gc_takes_drafts_whose_writer_is_gone(tmp_path: Path) -> None:
     _interrupted(tmp_path)
     store = opened(tmp_path / "s")
-    assert list(collect(store, "f", grace_s=3600)) == []  # the put may still be continued
-    (gone,) = collect(store, "f", grace_s=0)
+    assert list(collect_garbage(store, "f", grace_s=3600)) == []  # the put may still be continued
+    (gone,) = collect_garbage(store, "f", grace_s=0)
     assert gone.reason == "orphaned temporary"
     assert list((tmp_path / "s/f.stripes").iterdir()) == []

@@ -13,7 +13,7 @@ from stripe_lab import read_back
 
 from bootseer.errors import StoreUnavailableError
 from bootseer.storage.open import open_store
-from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -34,12 +34,12 @@ CHUNK = 64 << 10
 def test_what_takes_long_is_tried_half_as_often(
     attempt: int, tries: int, past_s: float, over: bool
 ) -> None:
-    assert stripe_pool.is_over(attempt, tries, time.monotonic() - past_s) is over
+    assert stripe_upload.are_tries_over(attempt, tries, time.monotonic() - past_s) is over
 
 
 def test_pauses_stay_short() -> None:
     error = StoreUnavailableError("gone")
-    assert max(stripe_pool.backoff_s(attempt, error) for attempt in range(1, 40)) <= 4.0
+    assert max(stripe_upload.backoff_s(attempt, error) for attempt in range(1, 40)) <= 4.0
 
 
 @pytest.mark.parametrize("size_bytes", [CHUNK // 2, 5 * CHUNK])
@@ -48,8 +48,7 @@ def test_servers_that_refuse_in_turn_cost_time_and_not_the_put(
 ) -> None:
     """The store is a fake: of each object's writers the first twelve are refused."""
     (tmp_path / "f").write_bytes(bytes(range(256)) * (size_bytes // 256))
-    monkeypatch.setattr(stripe_pool, "backoff_s", lambda attempt, error: 0.0)
-    monkeypatch.setattr("bootseer.stripedfs.write.put_files.backoff_s", lambda attempt, error: 0.0)
+    monkeypatch.setattr(stripe_upload, "backoff_s", lambda attempt, error: 0.0)
     settings = WriteSettings(chunk_bytes=CHUNK, width=2, jobs=1)
     store = open_store(str(tmp_path / "store"))
     writer, asked = store.writer, itertools.count(1)

@@ -206,11 +206,11 @@ def test_one_of_somebody_else_is_refused(store: Refusing, tree: trees.StripedTre
 def test_a_store_that_is_gone_is_no_matter_of_one(store: Refusing) -> None:
     gone = StoreUnavailableError("gone")
     store.faults = {"a": gone, "b": gone}
-    found = namespace.children(store, namespace.look(store, ""))
+    found = namespace.list_folder(store, namespace.look_up(store, ""))
     assert [each.problem for each in found] == [gone, gone, None]
     store.faults["c"] = gone
     with pytest.raises(StoreUnavailableError):
-        namespace.children(store, namespace.look(store, ""))
+        namespace.list_folder(store, namespace.look_up(store, ""))
 
 
 def test_what_was_there_stays_while_the_store_does_not_say(
@@ -221,7 +221,7 @@ def test_what_was_there_stays_while_the_store_does_not_say(
     for each in "ac":
         os.utime(Path(store.url.removeprefix("file://")) / f"{each}.stripes")
     tree.nodes.root.listed_s = 0.0
-    tree.nodes.root.seen.clear()
+    tree.nodes.root.cached.clear()
     assert tree.lookup(ROOT, b"b") == before
     store.faults["b"] = AccessDeniedError("not any more")
     tree.nodes.root.listed_s = 0.0

@@ -16,7 +16,7 @@ from stripe_lab import CHUNK, leftovers, opened, read_back, sample, version_fold
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.store import NO_HINTS, WriteHints
-from bootseer.stripedfs.write import stripe_pool
+from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.put import put, put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter, StripeStream
 from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
@@ -41,7 +41,7 @@ def test_put_keeps_every_byte(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_stream_is_stored_as_a_file_is(tmp_path: Path, size: int) -> None:
     data = sample(size)
-    with StripedWriter(opened(tmp_path), "f", SMALL) as writer:
+    with StripedWriter.begin(opened(tmp_path), "f", SMALL) as writer:
         for start in range(0, size, 1000):
             assert writer.write(data[start : start + 1000]) == len(data[start : start + 1000])
         assert writer.tell() == size
@@ -63,7 +63,9 @@ def test_any_pieces_make_the_same_stripes(
     tmp_path: Path, pieces: list[int], width: int, chunks: int
 ) -> None:
     store, data = opened(tmp_path), sample(sum(pieces))
-    with StripedWriter(store, "f", WriteSettings(chunk_bytes=chunks * CHUNK, width=width)) as out:
+    with StripedWriter.begin(
+        store, "f", WriteSettings(chunk_bytes=chunks * CHUNK, width=width)
+    ) as out:
         start = 0
         for length in pieces:
             out.write(memoryview(data)[start : start + length])
@@ -130,7 +132,7 @@ def test_of_writers_at_once_one_is_current_and_all_are_whole(tmp_path: Path) -> 
     start = threading.Barrier(4)
 
     def write(data: bytes) -> None:
-        with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+        with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
             start.wait()
             out.write(data)
 
@@ -149,7 +151,7 @@ def test_of_writers_at_once_one_is_current_and_all_are_whole(tmp_path: Path) -> 
 
 
 def test_an_exception_in_the_block_publishes_nothing(tmp_path: Path) -> None:
-    out = StripedWriter(opened(tmp_path), "f", SMALL)
+    out = StripedWriter.begin(opened(tmp_path), "f", SMALL)
 
     def fail() -> None:
         with out:
@@ -165,7 +167,7 @@ def test_an_exception_in_the_block_publishes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_dropped_publishes_nothing(tmp_path: Path) -> None:
-    writer = StripedWriter(opened(tmp_path), "f", SMALL)
+    writer = StripedWriter.begin(opened(tmp_path), "f", SMALL)
     writer.write(sample(9 * CHUNK))
     writer.abort()
     writer.abort()
@@ -210,7 +212,7 @@ def _gone(part: str, times: int = 1 << 30) -> Callable[[str, int], None]:
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_pool, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
 
 
 def test_a_stripe_that_fails_is_written_anew(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_small_objects_are_written_again_too(
         real(self, name, data, **more)
 
     monkeypatch.setattr(LocalStore, "replace", replace)
-    out = StripedWriter(opened(tmp_path), "f", SMALL)
+    out = StripedWriter.begin(opened(tmp_path), "f", SMALL)
     out.write(sample(9 * CHUNK))
     if times == 2:
         out.close()
@@ -273,7 +275,7 @@ def test_a_lease_whose_first_answers_were_lost_is_taken_all_the_same(
         return made
 
     monkeypatch.setattr(LocalStore, "create", create)
-    with StripedWriter(opened(tmp_path), "f", SMALL) as out:
+    with StripedWriter.begin(opened(tmp_path), "f", SMALL) as out:
         out.write(sample(9 * CHUNK))
     assert left == [0]
     assert whole(tmp_path, "f") == sample(9 * CHUNK)
@@ -298,7 +300,7 @@ def test_a_store_that_stays_away_ends_the_put(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stripe", [0, 1, 2])
 def test_a_stream_tells_the_error_of_a_stripe(tmp_path: Path, stripe: int) -> None:
     store = _Failing(str(tmp_path), _gone(f"stripe-{stripe:05d}"))
-    writer = StripedWriter(store, "f", SMALL)
+    writer = StripedWriter.begin(store, "f", SMALL)
     with pytest.raises(StoreUnavailableError, match="went away"):
         writer.write(sample(1000 * CHUNK))  # more than fits into all buffers: it must not hang
     with pytest.raises(StoreUnavailableError, match="went away"):
@@ -313,7 +315,7 @@ def test_a_stripe_that_fails_at_its_end_fails_the_close(
         raise StoreUnavailableError("no answer")
 
     monkeypatch.setattr(LocalWriter, "close", close)
-    writer = StripedWriter(opened(tmp_path), "f", SMALL)
+    writer = StripedWriter.begin(opened(tmp_path), "f", SMALL)
     writer.write(sample(9 * CHUNK))
     with pytest.raises(StoreUnavailableError, match="no answer"):
         writer.close()
@@ -334,7 +336,7 @@ def test_a_stripe_kept_shorter_than_sent_is_not_believed(
     (tmp_path / "f").write_bytes(sample(20 * CHUNK))
     with pytest.raises(StoreUnavailableError, match=r"stripe-00002 .*holds 4096 of"):
         put(str(tmp_path / "f"), str(tmp_path / "s/f"), settings=SMALL)
-    out = StripedWriter(opened(tmp_path / "s"), "g", SMALL)
+    out = StripedWriter.begin(opened(tmp_path / "s"), "g", SMALL)
     out.write(sample(20 * CHUNK))
     with pytest.raises(StoreUnavailableError, match=r"stripe-00002 .*holds 4096 of"):
         out.close()

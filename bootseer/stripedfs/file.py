@@ -1,14 +1,13 @@
 """A checkpoint file as a Python file object: seekable, read in parallel, verified.
 
 `open` takes a striped checkpoint by its name, a file within a directory checkpoint, or any plain
-object of a store. The object can be given to `torch.load`, pandas, pyarrow or anything else that
-reads binary files; whole large reads land in the reader's own buffer.
+object of a store. The result can be given to `torch.load`, pandas, pyarrow or anything else that
+reads binary files; large reads go straight to the reader's own buffer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import io
 import operator
@@ -18,27 +17,30 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.plan.readahead import ReadAhead
 from bootseer.blocks.fetch.slabs import copy, writable
+from bootseer.blocks.settings import Priority
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
 from bootseer.storage.open import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.store import Store
 from bootseer.stripedfs.file_errors import file_error
-from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.locate import locate
-from bootseer.stripedfs.read.open import Tree, open_entry
+from bootseer.stripedfs.new_bytes import fill_bytes
+from bootseer.stripedfs.read.open import locate, open_any, open_file
 from bootseer.stripedfs.read.sources import FileSource, as_damage
+from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.shared_fetcher import share_of, shared_fetcher
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from bootseer.blocks.fetch.fetcher import Fetcher
-    from bootseer.blocks.fetch.plan.readahead import ReadAhead
-    from bootseer.storage.store import Store
-
 PEEK_BYTES = 64 << 10
 HELD_BYTES = (32 << 10, 1 << 20)
-"""Smaller reads have a quick way of their own, larger ones land in their reader's memory."""
+"""Sizes of reads that are copied from the fetcher's memory where it holds them.
+
+Smaller reads have a quick path of their own; larger ones are fetched into the reader's buffer.
+"""
 
 
 class StripedFile(io.RawIOBase):
@@ -46,9 +48,9 @@ class StripedFile(io.RawIOBase):
 
     `read_at` may be called from any number of threads; the position of `read` and `seek` is one
     for all, as with every file object. Reads are short only at the end. They raise our errors,
-    each an OSError as well (`fileerrors`): CorruptDataError (wrong bytes on every replica, or a
-    plain file that changed meanwhile), StoreUnavailableError, DeadlineError. It can be pickled,
-    and used after a fork: the receiving process opens it anew and refuses other bytes than these.
+    each an OSError as well (`file_errors`): CorruptDataError (wrong bytes on every replica, or a
+    plain file that changed meanwhile), StoreUnavailableError, DeadlineError. The file can be
+    pickled, and used after a fork: the receiving process opens it again and refuses other bytes.
     """
 
     mode = "rb"
@@ -65,21 +67,33 @@ class StripedFile(io.RawIOBase):
         """`reopen` opens the same file again, elsewhere; it must be picklable for the file to be.
 
         `name` is what messages and `repr` show: no credentials in it. Without a fetcher, the
-        process's own is shared. With `own_store`, nobody else uses the source's store, and its
-        idle connections are closed with the file.
+        process's own is shared. With `own_store`, the source's store is used by this file alone,
+        and its idle connections are closed with it.
         """
         super().__init__()
-        _clear_left()
         self.name = name
         self._source = source
         self._key = source.key
-        self._given = fetcher
+        self._fetcher = fetcher
         self._own_store = own_store
         self._reopen = reopen
         self._pid = os.getpid()
         self._position = 0
-        self._lines, self._lines_at = b"", 0  # what lines are read from, and where that lies
+        self._peeked, self._peeked_at = b"", 0  # what lines are read from, and its offset
         self._ahead: ReadAhead | None = None
+
+    @classmethod
+    def open(
+        cls,
+        reopen: Callable[[], FileSource],
+        *,
+        fetcher: Fetcher | None = None,
+        name: str = "",
+        own_store: bool = False,
+    ) -> StripedFile:
+        """Open a file by what opens it again elsewhere."""
+        _release_dropped()
+        return cls(reopen(), fetcher=fetcher, reopen=reopen, name=name, own_store=own_store)
 
     @property
     def size(self) -> int:
@@ -99,8 +113,6 @@ class StripedFile(io.RawIOBase):
             raise file_error(as_damage(error, self._source)) from error
 
     def _read_at(self, offset: int, buffer: WriteableBuffer) -> int:
-        from bootseer.blocks.settings import Priority
-
         view, offset = writable(buffer), operator.index(offset)
         source, fetcher, ahead = self._ready()
         wanted = min(len(view), source.size_bytes - offset)
@@ -110,7 +122,7 @@ class StripedFile(io.RawIOBase):
             return 0
         for begin, length in ahead.note(offset, wanted):
             fetcher.prefetch(source, begin, length, Priority.HOT)
-        done = _copied(fetcher, source, offset, view[:wanted])
+        done = _copy_held(fetcher, source, offset, view[:wanted])
         if not done:
             done = fetcher.read_into(source, offset, view[:wanted])
         if source.doubtful(offset, done):
@@ -127,7 +139,7 @@ class StripedFile(io.RawIOBase):
         left = max(0, self.size - self._position)
         size = -1 if size is None else operator.index(size)
         wanted = left if size < 0 else min(size, left)
-        data = bytes_filled(wanted, lambda view: self.read_at(self._position, view))
+        data = fill_bytes(wanted, lambda view: self.read_at(self._position, view))
         self._position += len(data)
         return data
 
@@ -139,15 +151,15 @@ class StripedFile(io.RawIOBase):
         raise io.UnsupportedOperation("not writable")
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Some bytes from here on without moving."""
+        """Some bytes from the position on, which does not change."""
         self._check()
-        done = self._position - self._lines_at
-        if 0 <= done < len(self._lines):
-            return self._lines[done:]
+        done = self._position - self._peeked_at
+        if 0 <= done < len(self._peeked):
+            return self._peeked[done:]
         length = max(0, min(PEEK_BYTES, self.size - self._position))
-        self._lines = bytes_filled(length, lambda view: self.read_at(self._position, view))
-        self._lines_at = self._position
-        return self._lines
+        self._peeked = fill_bytes(length, lambda view: self.read_at(self._position, view))
+        self._peeked_at = self._position
+        return self._peeked
 
     def readline(self, size: int | None = -1, /) -> bytes:
         self._check()
@@ -155,33 +167,33 @@ class StripedFile(io.RawIOBase):
         parts: list[bytes] = []
         left = most
         while left > 0:
-            done = self._position - self._lines_at
-            if not 0 <= done < len(self._lines):
+            done = self._position - self._peeked_at
+            if not 0 <= done < len(self._peeked):
                 if not self.peek():
                     break
                 done = 0
-            found = self._lines.find(b"\n", done)
-            end = min(len(self._lines) if found < 0 else found + 1, done + left)
-            part = self._lines[done:end]
+            newline = self._peeked.find(b"\n", done)
+            end = min(len(self._peeked) if newline < 0 else newline + 1, done + left)
+            part = self._peeked[done:end]
             self._position += len(part)
             left -= len(part)
-            if not parts and (left <= 0 or found >= 0):
+            if not parts and (left <= 0 or newline >= 0):
                 return part
             parts.append(part)
-            if found >= 0:
+            if newline >= 0:
                 break
         return b"".join(parts)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The lines from here on; reads and seeks in between are obeyed, as in every file."""
+        """The lines from here on; reads and seeks in between take effect, as in every file."""
         self._check()
-        while piece := self.peek():
-            end = piece.rfind(b"\n") + 1
+        while peeked := self.peek():
+            end = peeked.rfind(b"\n") + 1
             if not end:
-                yield self.readline()  # longer than what is looked at together
+                yield self.readline()  # longer than what is peeked at
                 continue
             begin = self._position
-            for line in io.BytesIO(piece[:end]):
+            for line in io.BytesIO(peeked[:end]):
                 self._position = begin = begin + len(line)
                 yield line
                 if self._position != begin or self.closed:
@@ -211,25 +223,25 @@ class StripedFile(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        """Read nothing ahead any more, and let memory and own connections go; twice is safe."""
-        _clear_left()
-        self._let_go().done()
-        self._lines = b""
+        """Stop reading ahead, and release memory and own connections; twice is safe."""
+        _release_dropped()
+        self._detach().release()
+        self._peeked = b""
         super().close()
 
     def __del__(self) -> None:
-        # Not `close`, as of other files: the garbage collector comes in the midst of anything, also
-        # in a thread of the fetcher's that holds the lock by which its blocks are let go.
+        # Unlike other files it does not close itself here: the garbage collector may run at any
+        # moment, even in a fetcher's thread that holds the lock needed to release its blocks.
         with contextlib.suppress(AttributeError):  # where `__init__` failed
-            left = self._let_go()
-            if left.ahead is not None or left.store is not None:
-                _left.append(left)
+            resources = self._detach()
+            if resources.ahead is not None or resources.store is not None:
+                _dropped.append(resources)
 
-    def _let_go(self) -> _Left:
-        """What is to be ended with the file; nothing of it the second time."""
+    def _detach(self) -> _Resources:
+        """What must be released with the file; nothing of it the second time."""
         ahead, self._ahead = self._ahead, None
         store = self._source.store if self._own_store and not self.closed else None
-        return _Left(self._pid, self._source, self._given, ahead, store)
+        return _Resources(self._pid, self._source, self._fetcher, ahead, store)
 
     def __repr__(self) -> str:
         return f"<StripedFile {self.name!r} of {self.size} bytes>"
@@ -237,7 +249,7 @@ class StripedFile(io.RawIOBase):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reopen is None:
             raise TypeError("this file was made from a source; only one from a URL can be pickled")
-        return (_unpickled, (self._reopen, self._key, self.name, self._position))
+        return (_unpickle, (self._reopen, self._key, self.name, self._position))
 
     def _check(self) -> None:
         if self.closed:
@@ -245,13 +257,11 @@ class StripedFile(io.RawIOBase):
 
     def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
         """The source, fetcher and read-ahead of this process."""
-        from bootseer.blocks.fetch.plan.readahead import ReadAhead
-
         self._check()
-        _clear_left()
+        _release_dropped()
         if self._pid != os.getpid():
-            self._arrive()
-        fetcher = self._given if self._given is not None else shared_fetcher()
+            self._reopen_after_fork()
+        fetcher = self._fetcher if self._fetcher is not None else shared_fetcher()
         ahead = self._ahead
         if ahead is None:
             source = self._source
@@ -260,52 +270,51 @@ class StripedFile(io.RawIOBase):
             )
         return self._source, fetcher, ahead
 
-    def _arrive(self) -> None:
-        """After a fork: neither connections nor threads are to be shared with the parent."""
+    def _reopen_after_fork(self) -> None:
+        """Open the file again: neither connections nor threads are shared with the parent."""
         if self._reopen is None:
             raise UsageError("this file was made from a source; open it in the child process")
-        self._source = _same(self._reopen(), self._key, self.name)
-        self._pid, self._ahead, self._given = os.getpid(), None, None
+        self._source = _check_same(self._reopen(), self._key, self.name)
+        self._pid, self._ahead, self._fetcher = os.getpid(), None, None
 
 
-class _Left(NamedTuple):
-    """What a file leaves."""
+class _Resources(NamedTuple):
+    """What a file holds that must be released with it."""
 
     pid: int
     source: FileSource
-    given: Fetcher | None
+    fetcher: Fetcher | None
     ahead: ReadAhead | None
     store: Store | None
 
-    def done(self) -> None:
-        """End it."""
+    def release(self) -> None:
         if self.ahead is not None and self.pid == os.getpid():
             self.ahead.close()
-            fetcher = self.given if self.given is not None else shared_fetcher()
+            fetcher = self.fetcher if self.fetcher is not None else shared_fetcher()
             fetcher.forget(self.source)  # or a process that opens many files would fill up
         if self.store is not None:
             self.store.close()
 
 
-_left: deque[_Left] = deque()
-"""Of files that nobody closed, until the next one is opened, read or closed."""
+_dropped: deque[_Resources] = deque()
+"""Of files that were not closed, until the next one is opened, read or closed."""
 
 
-_makers: list[_Left] = []
-"""Of files of the process that forked this one. They stay, for a client of HDFS waits at its end
-for threads that no fork has."""
+_inherited: list[_Resources] = []
+"""Of such files of the parent process. They are kept: at its end a client of HDFS waits for its
+threads, which a fork does not have."""
 
 
-def _clear_left() -> None:
-    while _left:
+def _release_dropped() -> None:
+    while _dropped:
         try:
-            left = _left.popleft()
+            resources = _dropped.popleft()
         except IndexError:  # another thread was quicker
             return
-        if left.pid == os.getpid():
-            left.done()
+        if resources.pid == os.getpid():
+            resources.release()
         else:
-            _makers.append(left)
+            _inherited.append(resources)
 
 
 class _Reopen:
@@ -315,7 +324,8 @@ class _Reopen:
         self._url, self._options = url, options
 
     def __call__(self) -> FileSource:
-        return _source_at(self._url, self._options)
+        store, info = locate(self._url, self._options)
+        return open_file(store, info)
 
 
 def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
@@ -325,14 +335,14 @@ def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
 
     `…/ckpt.pt` and `…/ckpt.pt.stripes` name the same striped file; `…/ckpt/rank0.pt` may lie in
     the directory checkpoint `…/ckpt`. Raises NotFoundError, AccessDeniedError, CorruptDataError
-    (a damaged manifest, a missing stripe, lengths that lie), NotSupportedError (made by a newer
+    (a damaged manifest, a missing stripe, wrong lengths), NotSupportedError (made by a newer
     version), StoreUnavailableError; UsageError for a folder or a directory checkpoint.
     """
     from bootseer.events.redaction import safe_url
 
     url = os.fspath(url)
     reopen = _Reopen(url, options)
-    return StripedFile(reopen(), fetcher=fetcher, reopen=reopen, name=safe_url(url), own_store=True)
+    return StripedFile.open(reopen, fetcher=fetcher, name=safe_url(url), own_store=True)
 
 
 def open_tree(url: str | os.PathLike[str], *, options: StoreOptions = DEFAULTS) -> Tree:
@@ -341,49 +351,17 @@ def open_tree(url: str | os.PathLike[str], *, options: StoreOptions = DEFAULTS) 
     Raises as `open`; UsageError when the URL names a file.
     """
     store, name = open_object(os.fspath(url), options)
-    opened = open_entry(store, name)
+    opened = open_any(store, name)
     if not isinstance(opened, Tree):
         raise UsageError(f"{name} in {store.url} is a file, not a directory checkpoint")
     return opened
 
 
-class NewBytes:
-    """Bytes that are filled through `view` and then taken, without a second copy of them.
+def _copy_held(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview) -> int:
+    """Copy a read of middle size whose blocks are in memory; 0 where they are not.
 
-    The C interface lets whoever made a bytes object without contents fill it, as long as nobody
-    else has it; a copy of a large one would cost more than fetching it, and twice the memory.
+    This is cheaper than waiting for blocks as a reader of the fetcher.
     """
-
-    __slots__ = ("_data", "view")
-
-    def __init__(self, length: int) -> None:
-        self._data: bytes = _new_bytes(None, length)
-        self.view = memoryview(b"")
-        if length:
-            # A bytes object ends in its contents and one zero byte, which its size counts.
-            begin = id(self._data) + bytes.__basicsize__ - 1
-            memory = (ctypes.c_char * length).from_address(begin)
-            setattr(memory, "owner", self._data)  # noqa: B010 - it lives as long as any view
-            self.view = memoryview(memory).cast("B")
-
-    def taken(self, length: int) -> bytes:
-        """The first `length` bytes; nothing may write to `view` any more."""
-        return self._data if length == len(self._data) else self._data[:length]
-
-
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.restype = ctypes.py_object
-_new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
-
-
-def bytes_filled(length: int, fill: Callable[[memoryview], int]) -> bytes:
-    """New bytes that `fill` writes and counts."""
-    new = NewBytes(max(0, length))
-    return new.taken(fill(new.view) if length > 0 else 0)
-
-
-def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview) -> int:
-    """Copy a read of middle size whose blocks are in memory: cheaper than joining for them."""
     if not HELD_BYTES[0] <= len(view) <= HELD_BYTES[1]:
         return 0
     held = fetcher.hold(source, offset, len(view))
@@ -399,23 +377,23 @@ def _copied(fetcher: Fetcher, source: FileSource, offset: int, view: memoryview)
     return done
 
 
-def _source_at(url: str, options: StoreOptions) -> FileSource:
-    store, found = locate(url, options)
-    return namespace.source_of(store, found)
-
-
-def _same(source: FileSource, key: str, name: str) -> FileSource:
+def _check_same(source: FileSource, key: str, name: str) -> FileSource:
     if source.key != key:
         raise CorruptDataError(f"{name} is another one since it was opened; open it again")
     return source
 
 
-def _unpickled(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
+def _unpickle(reopen: Callable[[], FileSource], key: str, name: str, position: int) -> StripedFile:
+    _release_dropped()
     source = reopen()
     try:
-        file = StripedFile(_same(source, key, name), reopen=reopen, name=name, own_store=True)
+        _check_same(source, key, name)
+        file = StripedFile(source, reopen=reopen, name=name, own_store=True)
     except BaseException:
         source.store.close()
         raise
     file.seek(position)
     return file
+
+
+_unpickled = _unpickle  # the name in pickles that earlier versions made

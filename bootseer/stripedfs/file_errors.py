@@ -48,7 +48,7 @@ class FileSpaceError(_FileError, NoSpaceError):
 
 
 class FileBusyError(_FileError, BusyError):
-    """A file is held by somebody else."""
+    """A file is in use elsewhere."""
 
     code = errno.EBUSY
 
@@ -60,19 +60,19 @@ class FileUnsupportedError(_FileError, NotSupportedError):
 
 
 class FileUsageError(_FileError, UsageError):
-    """A file's name, or what is asked of it, cannot be used."""
+    """A file's name, or the operation that was asked for, is not valid."""
 
     code = errno.EINVAL
 
 
 class FileMissingError(_FileError, NotFoundError, FileNotFoundError):
-    """A file is not there (any more)."""
+    """A file does not exist (any more)."""
 
     code = errno.ENOENT
 
 
 class FileRefusedError(_FileError, AccessDeniedError, PermissionError):
-    """A file's store refuses us."""
+    """A file's store denies access."""
 
     code = errno.EACCES
 
@@ -91,7 +91,7 @@ _KINDS: tuple[tuple[type[BootseerError], type[BootseerError]], ...] = (
 
 
 def file_error(error: BootseerError) -> BootseerError:
-    """The same error as one that is an OSError too; itself where it is one of Python's already."""
+    """Convert an error of ours to its class here; one that is Python's already stays itself."""
     if isinstance(error, OSError | ValueError):
         return error
     for ours, both in _KINDS:

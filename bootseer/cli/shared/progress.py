@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bootseer.cli.shared.size_text import shown
-from bootseer.stripedfs.write.write_settings import SILENT, Progress
+from bootseer.stripedfs.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

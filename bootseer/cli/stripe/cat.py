@@ -25,19 +25,18 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
     URL may also name a file within a directory checkpoint.
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-    from bootseer.stripedfs.read.cat import stream
-    from bootseer.stripedfs.read.locate import locate
-    from bootseer.stripedfs.read.namespace import source_of
+    from bootseer.stripedfs.read.cat import stream_file
+    from bootseer.stripedfs.read.open import locate, open_file
 
     if sys.stdout is None:  # and its number may be some other file's
         raise UsageError("standard output is closed; redirect it to where the file shall go")
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, found = locate(url, options_of(store))
     try:
-        source = source_of(opened, found)
+        source = open_file(opened, found)
         sys.stdout.flush()
         with Fetcher(settings) as fetcher:
-            for piece in stream(source, fetcher):
+            for piece in stream_file(source, fetcher):
                 _write(sys.stdout.fileno(), piece)
     except BrokenPipeError:
         return CLOSED_PIPE  # whoever reads has enough: no fault, so no message

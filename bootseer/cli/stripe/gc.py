@@ -37,8 +37,8 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     is told on standard error, and the exit code is then of that error.
     """
     from bootseer.storage.open import open_object, open_store
-    from bootseer.stripedfs.format.pointer import folder_of
-    from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside
+    from bootseer.stripedfs.format.pointer import checkpoint_folder
+    from bootseer.stripedfs.write.gc import collect_garbage, collect_temporaries, find_checkpoints
 
     options = options_of(store)
     try:
@@ -56,17 +56,17 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
                 click.echo(f"{gone.name}: {gone.reason}, unused for {gone.age_s:.0f} s, {would}")
 
     try:
-        below = checkpoints(opened, name)
+        below = find_checkpoints(opened, name)
         for each in below:
             try:
-                take(collect(opened, each, grace_s=grace, dry_run=dry_run))
+                take(collect_garbage(opened, each, grace_s=grace, dry_run=dry_run))
             except BootseerError as error:  # the others can be collected still
                 if error.retryable or len(below) == 1:
                     raise
                 code = code or error.exit_code
                 click.echo(f"bootseer: {printable(f'{each}: {error}')}", err=True)
-        if below != [folder_of(name) if name else ""]:
-            take(collect_beside(opened, name, grace_s=grace, dry_run=dry_run))
+        if below != [checkpoint_folder(name) if name else ""]:
+            take(collect_temporaries(opened, name, grace_s=grace, dry_run=dry_run))
     finally:
         opened.close()
     if as_json:

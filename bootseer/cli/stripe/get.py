@@ -27,15 +27,17 @@ def command(
     folder DST, which must be new or empty. DST appears in one step when all of it has arrived.
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-    from bootseer.stripedfs.read.get import get_found
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.get import get_from_store
+    from bootseer.stripedfs.read.open import locate
 
     options = options_of(store)
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, found = locate(url, options)
     try:
         with Fetcher(settings) as fetcher, progress.bar(found.name) as shown:
-            report = get_found(opened, found, destination, fetcher, resume=resume, progress=shown)
+            report = get_from_store(
+                opened, found, destination, fetcher, resume=resume, progress=shown
+            )
     finally:
         opened.close()
     if as_json:

@@ -13,7 +13,7 @@ from bootseer.cli.shared import sizes
 from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
 
 if TYPE_CHECKING:
-    from bootseer.stripedfs.read.listing import Listed
+    from bootseer.stripedfs.read.listing import ListingEntry
 
 
 @click.command("ls")
@@ -29,12 +29,12 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
     One that cannot be looked at is told on standard error, beside the list of the others; the
     exit code is then of that error.
     """
-    from bootseer.stripedfs.read.listing import listing
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.listing import list_entries
+    from bootseer.stripedfs.read.open import locate
 
     opened, found = locate(url, options_of(store))
     try:
-        listed = listing(opened, found, recursive=recursive)
+        listed = list_entries(opened, found, recursive=recursive)
     finally:
         opened.close()
     if as_json:
@@ -50,7 +50,7 @@ def command(url: str, recursive: bool, as_json: bool, **store: Any) -> int:
     return _told(listed)
 
 
-def _told(listed: Sequence[Listed]) -> int:
+def _told(listed: Sequence[ListingEntry]) -> int:
     """A line for each entry that could not be looked at; the exit code is of the first."""
     faulty = [each for each in listed if each.problem]
     for each in faulty:
@@ -58,7 +58,7 @@ def _told(listed: Sequence[Listed]) -> int:
     return faulty[0].exit_code if faulty else 0
 
 
-def _row(each: Listed) -> tuple[str, ...]:
+def _row(each: ListingEntry) -> tuple[str, ...]:
     """Size, kind, stripes, versions, time, name."""
     size = "-" if each.kind in ("folder", "link", "unknown") else sizes.shown(each.size_bytes)
     stripes = f"{each.width} x {sizes.shown(each.chunk_bytes)}" if each.width else "-"

@@ -19,11 +19,11 @@ def command(url: str, force: bool, **store: Any) -> int:
     Readers that have it open lose it. A plain file is never removed.
     """
     from bootseer.storage.open import open_object
-    from bootseer.stripedfs.write.gc import remove
+    from bootseer.stripedfs.write.gc import remove_checkpoint
 
     opened, name = open_object(url, options_of(store))
     try:
-        click.echo(f"{remove(opened, name, force=force)}: removed")
+        click.echo(f"{remove_checkpoint(opened, name, force=force)}: removed")
     finally:
         opened.close()
     return 0

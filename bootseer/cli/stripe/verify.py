@@ -25,13 +25,13 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.storage.open import open_object
-    from bootseer.stripedfs.read.verify import sentence, verify_in
+    from bootseer.stripedfs.read.verify import describe_damage, verify_in_store
 
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
     opened, name = open_object(url, options_of(store))
     try:
         with Fetcher(settings) as fetcher, progress.bar(name) as shown:
-            report = verify_in(opened, name, fetcher, progress=shown)
+            report = verify_in_store(opened, name, fetcher, progress=shown)
     finally:
         opened.close()
     if as_json:
@@ -46,7 +46,7 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
         )
     else:
         for damage in report.damages:
-            click.echo(sentence(damage))
+            click.echo(describe_damage(damage))
     if report.damages:
         raise CorruptDataError(
             f"{report.version.folder} has {len(report.damages)} damaged places; put it anew"

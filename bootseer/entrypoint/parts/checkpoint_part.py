@@ -27,7 +27,7 @@ from bootseer.events.writer import NullWriter
 if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
     from bootseer.storage.store import Store
-    from bootseer.stripedfs.read.namespace import Found
+    from bootseer.stripedfs.read.namespace import PathInfo
 
 MIB = 1 << 20
 PROCESS_MIB = 80
@@ -135,10 +135,10 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     from bootseer.events.redaction import redact_message
     from bootseer.storage import retry
     from bootseer.storage.bounded_calls import call_within
-    from bootseer.stripedfs.read.get import get_found
-    from bootseer.stripedfs.read.locate import locate
+    from bootseer.stripedfs.read.get import get_from_store
+    from bootseer.stripedfs.read.open import locate
 
-    def look() -> tuple[Store, Found]:
+    def look() -> tuple[Store, PathInfo]:
         with retry.limited(look_s):
             return locate(checkpoint.url, _store_options(checkpoint))
 
@@ -151,7 +151,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
             _make_directory(checkpoint.to)
         settings = FetchSettings(memory_bytes=_block_bytes(checkpoint))
         with Fetcher(settings) as fetcher:
-            get_found(store, found, checkpoint.to, fetcher)
+            get_from_store(store, found, checkpoint.to, fetcher)
     except OSError as error:
         raise from_os_error(error, f"copy the checkpoint to {checkpoint.to}") from error
     finally:

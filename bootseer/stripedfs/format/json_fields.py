@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class BadFieldError(ValueError):
-    """A document that is not of our format; the message says which field and why."""
+    """A document is not of our format; the message says which field and why."""
 
 
-def digest_of(data: bytes | bytearray | memoryview) -> bytes:
+def compute_digest(data: bytes | bytearray | memoryview) -> bytes:
     """xxh3-128 in its canonical (big-endian) form; releases the GIL."""
     return xxhash.xxh3_128_digest(data)
 
@@ -61,7 +61,7 @@ def decode(data: bytes, kind: str, where: str) -> dict[str, Any]:
     return document
 
 
-def integer(document: dict[str, Any], name: str, low: int = 0, high: int = MAX_INTEGER) -> int:
+def read_integer(document: dict[str, Any], name: str, low: int = 0, high: int = MAX_INTEGER) -> int:
     """A whole number within bounds."""
     value = document.get(name)
     if type(value) is not int:
@@ -71,7 +71,7 @@ def integer(document: dict[str, Any], name: str, low: int = 0, high: int = MAX_I
     return value
 
 
-def of_type(document: dict[str, Any], name: str, kind: type[T]) -> T:
+def read_field(document: dict[str, Any], name: str, kind: type[T]) -> T:
     """A field of exactly this JSON type."""
     value = document.get(name)
     if type(value) is not kind:
@@ -79,9 +79,9 @@ def of_type(document: dict[str, Any], name: str, kind: type[T]) -> T:
     return value
 
 
-def digest(document: dict[str, Any], name: str) -> bytes:
+def read_digest(document: dict[str, Any], name: str) -> bytes:
     """An xxh3-128 digest, written as 32 hexadecimal digits."""
-    text = of_type(document, name, str)
+    text = read_field(document, name, str)
     if len(text) != 2 * DIGEST_BYTES or not text.isascii():
         raise BadFieldError(f"{name} is no digest")
     try:
@@ -90,7 +90,7 @@ def digest(document: dict[str, Any], name: str) -> bytes:
         raise BadFieldError(f"{name} is no digest") from error
 
 
-def path(text: object, what: str) -> str:
+def check_path(text: object, what: str) -> str:
     """A relative path without empty, `.` or `..` parts, that a file system can hold."""
     if type(text) is not str:
         raise BadFieldError(f"{what} is missing or no text")

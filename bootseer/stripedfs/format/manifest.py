@@ -1,8 +1,8 @@
-"""The three documents of a striped checkpoint: pointer, file manifest, tree manifest.
+"""The documents of a striped checkpoint: pointer, file manifest, tree manifest, attributes.
 
-Pure: bytes to records and back. docs/stripe-format.md explains every field. Parsing raises
-CorruptDataError for a truncated, damaged or hostile document, naming it, and NotSupportedError
-for one of a newer version.
+Pure: bytes to records and back. docs/stripe-format.md explains every field. `parse` checks every
+field; its `where` names the object in messages. It raises CorruptDataError for a truncated, damaged
+or hostile document, and NotSupportedError for one of a newer version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.stripedfs.format import json_fields
-from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, BadFieldError, digest_of
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, BadFieldError, compute_digest
 from bootseer.stripedfs.format.stripe_layout import (
     MAX_CHUNK_BYTES,
     MAX_WIDTH,
@@ -36,30 +36,35 @@ Kind = Literal["file", "tree"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attributes:
-    """Permission bits and time of the last change (ns since 1970) as they were set; None = not."""
+    """Permission bits and time of the last change (ns since 1970), None where they were not set."""
 
     mode: int | None = None
     mtime_ns: int | None = None
 
-    def body(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The fields as JSON."""
         given = {"mode": self.mode, "mtime_ns": self.mtime_ns}
         return {name: value for name, value in given.items() if value is not None}
 
+    def updated(self, given: Attributes) -> Attributes:
+        """These attributes, replaced by those that are given."""
+        mode = self.mode if given.mode is None else given.mode
+        return Attributes(mode, self.mtime_ns if given.mtime_ns is None else given.mtime_ns)
+
     @staticmethod
-    def of(document: dict[str, Any]) -> Attributes | None:
-        """What a document says; None when nothing. Raises BadFieldError."""
-        mode = _mode(document) if "mode" in document else None
-        mtime_ns = _mtime(document) if "mtime_ns" in document else None
+    def from_json(document: dict[str, Any]) -> Attributes | None:
+        """The attributes in a document; None when it has none. Raises BadFieldError."""
+        mode = _read_mode(document) if "mode" in document else None
+        mtime_ns = _read_mtime(document) if "mtime_ns" in document else None
         return None if mode is None and mtime_ns is None else Attributes(mode, mtime_ns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class KeptAttributes:
+class StoredAttributes:
     """The attributes of a plain file or folder, in an object of their own.
 
-    `stamp` tells which file they were set for: they do not count for another one of its name.
-    It is empty for a folder.
+    `stamp` identifies the file that they were set for: they do not count for another one of its
+    name. It is empty for a folder.
     """
 
     stamp: str
@@ -67,15 +72,14 @@ class KeptAttributes:
 
     def encode(self) -> bytes:
         """The document's bytes."""
-        return json_fields.encode("attributes", {"stamp": self.stamp} | self.attributes.body())
+        return json_fields.encode("attributes", {"stamp": self.stamp} | self.attributes.to_json())
 
     @staticmethod
-    def parse(data: bytes, where: str) -> KeptAttributes:
-        """Check every field; `where` names the object in messages."""
+    def parse(data: bytes, where: str) -> StoredAttributes:
         document = json_fields.decode(data, "attributes", where)
         try:
-            stamp = json_fields.of_type(document, "stamp", str)
-            return KeptAttributes(stamp, Attributes.of(document) or Attributes())
+            stamp = json_fields.read_field(document, "stamp", str)
+            return StoredAttributes(stamp, Attributes.from_json(document) or Attributes())
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; remove it") from error
 
@@ -84,8 +88,8 @@ class KeptAttributes:
 class Pointer:
     """What `CURRENT` says: which version is the checkpoint, and its manifest's exact bytes.
 
-    `beside`: of a directory whose other files lie in the plain folder of the same name.
-    `attributes`: what a file's mode and time were set to, if they were.
+    `shares_folder`: further files of the directory lie in the plain folder of the same name.
+    `attributes`: a file's mode and time, where they were set.
     """
 
     kind: Kind
@@ -93,7 +97,7 @@ class Pointer:
     size_bytes: int
     manifest_bytes: int
     manifest_digest: bytes
-    beside: bool = False
+    shares_folder: bool = False
     attributes: Attributes | None = None
 
     def encode(self) -> bytes:
@@ -106,22 +110,21 @@ class Pointer:
             "manifest_digest": self.manifest_digest.hex(),
         }
         if self.attributes is not None:
-            body |= self.attributes.body()
-        if self.beside:
+            body |= self.attributes.to_json()
+        if self.shares_folder:
             return json_fields.encode("pointer", body | {"beside": True}, version=2)
         return json_fields.encode("pointer", body)
 
     @staticmethod
     def parse(data: bytes, where: str) -> Pointer | Link:
-        """Check every field; `where` names the object in messages."""
         document = json_fields.decode(data, "pointer", where)
         try:
             kind, version = document.get("of"), document.get("current")
             if kind == "link":
-                target = json_fields.of_type(document, "target", str)
-                _steps_up(target)
+                target = json_fields.read_field(document, "target", str)
+                _count_steps_up(target)
                 return Link(
-                    target, json_fields.integer(document, "mtime_ns", -json_fields.MAX_INTEGER)
+                    target, json_fields.read_integer(document, "mtime_ns", -json_fields.MAX_INTEGER)
                 )
             if kind != "file" and kind != "tree":
                 raise BadFieldError("it points to neither a file nor a tree")
@@ -130,11 +133,11 @@ class Pointer:
             return Pointer(
                 kind,
                 version,
-                json_fields.integer(document, "size_bytes"),
-                json_fields.integer(document, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES),
-                json_fields.digest(document, "manifest_digest"),
+                json_fields.read_integer(document, "size_bytes"),
+                json_fields.read_integer(document, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES),
+                json_fields.read_digest(document, "manifest_digest"),
                 kind == "tree" and document.get("beside") is True,
-                Attributes.of(document) if kind == "file" else None,
+                Attributes.from_json(document) if kind == "file" else None,
             )
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error
@@ -144,15 +147,15 @@ class Pointer:
 class Link:
     """What `CURRENT` says of a symbolic link: a document of version 2.
 
-    `target` is relative and never absolute; whoever follows it must see to it that it stays in
-    what he may look at (`inside`).
+    `target` is relative. A reader that follows it must make sure that it stays in what the reader
+    may see (`check_target`).
     """
 
     target: str
     mtime_ns: int
 
     def encode(self) -> bytes:
-        """The document's bytes. Raises UsageError when no reader would take so many."""
+        """The document's bytes. Raises UsageError when they exceed what readers accept."""
         body = {"of": "link", "target": self.target, "mtime_ns": self.mtime_ns}
         data = json_fields.encode("pointer", body, version=2)
         if len(data) > POINTER_LIMIT_BYTES:
@@ -180,17 +183,17 @@ class Manifest:
 
     @property
     def root(self) -> bytes:
-        """Digest over the size, the chunk size and all chunk digests: it stands for the bytes."""
+        """Digest of the size, the chunk size and all chunk digests: it identifies the bytes."""
         head = struct.pack("<QQ", self.layout.size_bytes, self.layout.chunk_bytes)
-        return digest_of(head + self.digests)
+        return compute_digest(head + self.digests)
 
     @property
     def key(self) -> str:
-        """Names the file's bytes, for ever; the width is no part of it."""
+        """Names the file's bytes, for ever; the width is not part of it."""
         return f"xxh3-128-{self.root.hex()}-{self.layout.size_bytes}"
 
     def encode(self) -> bytes:
-        """The document's bytes. Raises UsageError when no reader would take so many."""
+        """The document's bytes. Raises UsageError when they exceed what readers accept."""
         layout = self.layout
         data = json_fields.encode(
             "file",
@@ -204,38 +207,37 @@ class Manifest:
                 "chunks": base64.b64encode(self.digests).decode("ascii"),
             },
         )
-        return _bounded(data, f"{layout.chunk_count} chunks are too many; give a larger chunk size")
+        return _limit(data, f"{layout.chunk_count} chunks are too many; give a larger chunk size")
 
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
-        """Check every field; `where` names the object in messages."""
         document = json_fields.decode(data, "file", where)
         try:
-            return _manifest(document)
+            return _parse_manifest(document)
         except BadFieldError as error:
             raise CorruptDataError(f"{where} is damaged: {error}; write it anew") from error
 
 
-def _manifest(document: dict[str, Any]) -> Manifest:
-    size = json_fields.integer(document, "size_bytes")
-    chunk = json_fields.integer(document, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
-    width = json_fields.integer(document, "width", 1, MAX_WIDTH)
+def _parse_manifest(document: dict[str, Any]) -> Manifest:
+    size = json_fields.read_integer(document, "size_bytes")
+    chunk = json_fields.read_integer(document, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+    width = json_fields.read_integer(document, "width", 1, MAX_WIDTH)
     if document.get("digest") != "xxh3-128":
         raise BadFieldError("digest is not xxh3-128")
     try:
-        digests = base64.b64decode(json_fields.of_type(document, "chunks", str), validate=True)
+        digests = base64.b64decode(json_fields.read_field(document, "chunks", str), validate=True)
         layout = Layout(size, check_chunk_bytes(chunk), width)
     except (binascii.Error, ValueError) as error:
         raise BadFieldError("chunks is no base64 text") from error
     except UsageError as error:
         raise BadFieldError(str(error)) from error
-    # Before anything is derived from the size: it may lie.
+    # Before anything is derived from the size, which may be wrong.
     if len(digests) != layout.chunk_count * DIGEST_BYTES:
         raise BadFieldError(f"chunks holds {len(digests)} bytes for {layout.chunk_count} chunks")
     if document.get("stripe_bytes") != list(layout.stripe_lengths()):
         raise BadFieldError("stripe_bytes does not follow from the size")
     manifest = Manifest(layout, digests)
-    if json_fields.digest(document, "root") != manifest.root:
+    if json_fields.read_digest(document, "root") != manifest.root:
         raise BadFieldError("root is not the digest of its chunks")
     return manifest
 
@@ -257,7 +259,7 @@ class TreeFile:
     digest: bytes
     manifest_bytes: int = 0
 
-    def body(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The entry as JSON."""
         body: dict[str, Any] = {"type": "striped" if self.striped else "plain", "path": self.path}
         body |= {"mode": self.mode, "mtime_ns": self.mtime_ns, "size_bytes": self.size_bytes}
@@ -275,7 +277,7 @@ class TreeFolder:
     mode: int
     mtime_ns: int
 
-    def body(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The entry as JSON."""
         return {
             "type": "folder",
@@ -292,7 +294,7 @@ class TreeLink:
     path: str
     target: str
 
-    def body(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The entry as JSON."""
         return {"type": "link", "path": self.path, "target": self.target}
 
@@ -318,18 +320,26 @@ class TreeManifest:
         return (entry for entry in self.entries if isinstance(entry, TreeFile))
 
     def encode(self) -> bytes:
-        """The document's bytes. Raises UsageError when no reader would take so many."""
-        data = json_fields.encode("tree", tree_body(self))
-        return _bounded(data, f"{len(self.entries)} entries are too many; put parts of the folder")
+        """The document's bytes. Raises UsageError when they exceed what readers accept."""
+        data = json_fields.encode(
+            "tree",
+            {
+                "mode": self.mode,
+                "chunk_bytes": self.chunk_bytes,
+                "size_bytes": self.size_bytes,
+                "digest": "xxh3-128",
+                "entries": [entry.to_json() for entry in self.entries],
+            },
+        )
+        return _limit(data, f"{len(self.entries)} entries are too many; put parts of the folder")
 
     @staticmethod
     def parse(data: bytes, where: str) -> TreeManifest:
-        """Check every field; `where` names the object in messages."""
         document = json_fields.decode(data, "tree", where)
         try:
             tree = TreeManifest(
-                json_fields.integer(document, "mode", 0, 0o7777),
-                json_fields.integer(document, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES),
+                json_fields.read_integer(document, "mode", 0, 0o7777),
+                json_fields.read_integer(document, "chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES),
                 parse_entries(document),
             )
             check_tree(tree.entries)
@@ -338,79 +348,68 @@ class TreeManifest:
         return tree
 
 
-def tree_body(tree: TreeManifest) -> dict[str, Any]:
-    """A tree's fields as JSON."""
-    return {
-        "mode": tree.mode,
-        "chunk_bytes": tree.chunk_bytes,
-        "size_bytes": tree.size_bytes,
-        "digest": "xxh3-128",
-        "entries": [entry.body() for entry in tree.entries],
-    }
-
-
 def parse_entries(document: dict[str, Any]) -> tuple[TreeEntry, ...]:
     """Every entry checked by itself. Raises BadFieldError."""
-    return tuple(_entry(body) for body in json_fields.of_type(document, "entries", list))
+    return tuple(_parse_entry(body) for body in json_fields.read_field(document, "entries", list))
 
 
-def _entry(body: object) -> TreeEntry:
+def _parse_entry(body: object) -> TreeEntry:
     if type(body) is not dict:
         raise BadFieldError("an entry is no object")
-    path = json_fields.path(body.get("path"), "path")
+    path = json_fields.check_path(body.get("path"), "path")
     kind = body.get("type")
     try:
         if kind == "folder":
-            return TreeFolder(path, _mode(body), _mtime(body))
+            return TreeFolder(path, _read_mode(body), _read_mtime(body))
         if kind == "link":
-            return TreeLink(path, inside(path, json_fields.of_type(body, "target", str)))
+            return TreeLink(path, check_target(path, json_fields.read_field(body, "target", str)))
         if kind == "striped" or kind == "plain":
-            return _file(body, path, striped=kind == "striped")
+            return _parse_file(body, path, striped=kind == "striped")
     except BadFieldError as error:
         raise BadFieldError(f"{path!r}: {error}") from error
     raise BadFieldError(f"{path!r} is of no known type")
 
 
-def _file(body: dict[str, Any], path: str, *, striped: bool) -> TreeFile:
-    size = json_fields.integer(
+def _parse_file(body: dict[str, Any], path: str, *, striped: bool) -> TreeFile:
+    size = json_fields.read_integer(
         body, "size_bytes", high=(1 << 63) - 1 if striped else MAX_CHUNK_BYTES
     )
     manifest = (
-        json_fields.integer(body, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES) if striped else 0
+        json_fields.read_integer(body, "manifest_bytes", 1, MANIFEST_LIMIT_BYTES) if striped else 0
     )
-    name = json_fields.path(body.get("object"), "object")
+    name = json_fields.check_path(body.get("object"), "object")
     return TreeFile(
         path,
-        _mode(body),
-        _mtime(body),
+        _read_mode(body),
+        _read_mtime(body),
         size,
         striped,
         name,
-        json_fields.digest(body, "digest"),
+        json_fields.read_digest(body, "digest"),
         manifest,
     )
 
 
-def _mode(body: dict[str, Any]) -> int:
-    return json_fields.integer(body, "mode", 0, 0o7777)
+def _read_mode(body: dict[str, Any]) -> int:
+    return json_fields.read_integer(body, "mode", 0, 0o7777)
 
 
-def _mtime(body: dict[str, Any]) -> int:
-    return json_fields.integer(body, "mtime_ns", -json_fields.MAX_INTEGER)
+def _read_mtime(body: dict[str, Any]) -> int:
+    return json_fields.read_integer(body, "mtime_ns", -json_fields.MAX_INTEGER)
 
 
-def inside(path: str, target: str) -> str:
-    """A link's target; BadFieldError unless it surely stays in the tree.
+def check_target(path: str, target: str) -> str:
+    """Return the target of the link `path`; BadFieldError unless it surely stays in the tree.
 
-    `..` may only come first: behind the name of another link it could lead anywhere.
+    `..` may only come first: after the name of another link it could lead anywhere.
     """
-    if _steps_up(target) > path.count("/"):
+    if _count_steps_up(target) > path.count("/"):
         raise BadFieldError(f"the link's target {target!r} may lead out of the tree")
     return target
 
 
-def _steps_up(target: str) -> int:
-    """How many `..` a link's target begins with. Raises BadFieldError for one that is no target."""
+def _count_steps_up(target: str) -> int:
+    """The number of `..` that a link's target begins with. Raises BadFieldError for a bad one."""
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
     if not target or target.startswith("/") or "\0" in target or len(target) > 4095:
@@ -421,10 +420,7 @@ def _steps_up(target: str) -> int:
 
 
 def check_tree(entries: Iterable[TreeEntry]) -> None:
-    """Entries fit together: ascending, no doubles, nothing below what is no folder.
-
-    Raises BadFieldError.
-    """
+    """Raise BadFieldError unless entries ascend, differ, and lie in listed folders."""
     listed = tuple(entries)
     for before, after in itertools.pairwise(listed):
         if before.path >= after.path:
@@ -439,7 +435,7 @@ def check_tree(entries: Iterable[TreeEntry]) -> None:
         raise BadFieldError("two files share one object")
 
 
-def _bounded(data: bytes, advice: str) -> bytes:
+def _limit(data: bytes, advice: str) -> bytes:
     if len(data) > MANIFEST_LIMIT_BYTES:
         raise UsageError(f"the manifest would have {len(data)} bytes: {advice}")
     return data

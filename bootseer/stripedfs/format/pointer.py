@@ -1,4 +1,4 @@
-"""The names of a striped checkpoint on its store, and finding what is current.
+"""The names of a striped checkpoint on its store, and its current version.
 
 `<name>.stripes/CURRENT` points to `<name>.stripes/v-<time>-<hex>/`, which holds `manifest.json`
 and the stripes (of a file) or `data/` (of a tree).
@@ -20,17 +20,17 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import BadFieldError, digest_of
+from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
 from bootseer.stripedfs.format.manifest import (
     MANIFEST_LIMIT_BYTES,
     POINTER_LIMIT_BYTES,
-    KeptAttributes,
     Link,
     Manifest,
     Pointer,
+    StoredAttributes,
     TreeFile,
     TreeManifest,
-    inside,
+    check_target,
 )
 from bootseer.stripedfs.format.stripe_layout import stripe_name
 
@@ -71,33 +71,33 @@ class StripedObject:
         return f"{self.folder}/{stripe_name(stripe)}"
 
 
-def folder_of(name: str) -> str:
+def checkpoint_folder(name: str) -> str:
     """The folder of a checkpoint, which may be named with or without its suffix.
 
-    Raises UsageError for a name that no file can have.
+    Raises UsageError for a name that a file cannot have.
     """
-    if not is_name(name):
+    if not is_checkpoint_name(name):
         raise UsageError(f"{name!r} is no checkpoint's name; name one in the folder")
     return name if name.endswith(SUFFIX) else name + SUFFIX
 
 
-def is_name(name: str) -> bool:
-    """Whether a checkpoint can have this name: its folder would be a name, but `..` is none."""
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a checkpoint can have this name: neither `..` nor the suffix alone."""
     return name.removesuffix(SUFFIX).rpartition("/")[2] not in ("", ".", "..")
 
 
-def current(store: Store, name: str) -> Version | None:
+def read_current(store: Store, name: str) -> Version | None:
     """The current version of a checkpoint; None when none was ever published under this name.
 
-    A symbolic link of this name is no version; see `pointed`.
+    None also for a symbolic link of this name; see `read_pointer`.
     """
-    found = pointed(store, name)
-    return None if isinstance(found, Link) else found
+    version = read_pointer(store, name)
+    return None if isinstance(version, Link) else version
 
 
-def pointed(store: Store, name: str) -> Version | Link | None:
-    """What a name's pointer says: a version, or that the name is a symbolic link; None: neither."""
-    folder = folder_of(name)
+def read_pointer(store: Store, name: str) -> Version | Link | None:
+    """What the pointer of a name says: a version, or a symbolic link; None without a pointer."""
+    folder = checkpoint_folder(name)
     pointer_name = f"{folder}/{CURRENT}"
     data = b""
     try:
@@ -106,7 +106,7 @@ def pointed(store: Store, name: str) -> Version | Link | None:
     except NotFoundError:
         return None
     except (AccessDeniedError, CorruptDataError):
-        if not data.lstrip().startswith(b"{") and _is_plain_on_the_web(store, name):
+        if not data.lstrip().startswith(b"{") and _is_plain_web_object(store, name):
             return None
         raise
     if isinstance(pointer, Link):
@@ -114,85 +114,92 @@ def pointed(store: Store, name: str) -> Version | Link | None:
     return Version(f"{folder}/{pointer.version}", pointer)
 
 
-def kept_attributes(store: Store, name: str) -> KeptAttributes | None:
-    """What mode and time of a plain file or folder were set to; None when they never were."""
-    place = f"{folder_of(name)}/{ATTRIBUTES}"
+def read_attributes(store: Store, name: str) -> StoredAttributes | None:
+    """The mode and time that were set of a plain file or folder; None when they never were."""
+    place = f"{checkpoint_folder(name)}/{ATTRIBUTES}"
     try:
         data = store.read(place, limit_bytes=POINTER_LIMIT_BYTES)
-        return KeptAttributes.parse(data, f"{place} in {store.url}")
+        return StoredAttributes.parse(data, f"{place} in {store.url}")
     except (NotFoundError, AccessDeniedError, CorruptDataError, NotSupportedError):
-        return None  # the file is none the worse
+        return None  # the file can be read without them
 
 
-class LeadsOutError(NotFoundError):
-    """A symbolic link leads out of what was opened as the store: its folder may hold more."""
+class LinkOutsideError(NotFoundError):
+    """A symbolic link leads out of the folder that was opened as the store."""
 
 
-def target_of(store: Store, name: str, link: Link) -> str:
-    """The name that a link leads to. Raises LeadsOutError for one outside of the store."""
+def resolve_target(store: Store, name: str, link: Link) -> str:
+    """The name that a link leads to. Raises LinkOutsideError for one outside of the store."""
     try:
-        inside(name, link.target)
+        check_target(name, link.target)
     except BadFieldError as error:
-        raise LeadsOutError(
+        raise LinkOutsideError(
             f"the link {name} in {store.url} cannot be followed: {error}"
         ) from error
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), link.target))
 
 
-def resolve(store: Store, name: str) -> str:
-    """The name that is reached through links of this name; those of its folders are none of it.
+def follow_links(store: Store, name: str) -> str:
+    """The name that a name leads to through symbolic links; links among its folders stay.
 
-    Raises LeadsOutError, and NotFoundError for links in a circle.
+    Raises LinkOutsideError, and NotFoundError for links in a circle.
     """
     at = name
     for _ in range(MOST_LINKS):
-        found = pointed(store, at)
-        if not isinstance(found, Link):
+        link = read_pointer(store, at)
+        if not isinstance(link, Link):
             return at
-        at = target_of(store, at.removesuffix(SUFFIX), found)
-    raise in_a_circle(store, name)
+        at = resolve_target(store, at.removesuffix(SUFFIX), link)
+    raise circular_link_error(store, name)
 
 
-def in_a_circle(store: Store, name: str) -> NotFoundError:
+def circular_link_error(store: Store, name: str) -> NotFoundError:
     """The error of links that lead to one another."""
     return NotFoundError(f"{name} in {store.url} is a link that leads to itself; remove it")
 
 
-class Seen(NamedTuple):
-    """A current version as it was read, and what its checkpoint's folder was like before that."""
+class CachedPointer(NamedTuple):
+    """What was read of a name's pointer or attributes, and when."""
 
-    version: Version | Link | KeptAttributes
+    content: Version | Link | StoredAttributes
     mtime_s: float
+    """The time of the checkpoint's folder, listed before the content was read."""
     first_s: float
-    """When this time of modification and this version were first seen together."""
+    """When this time and this content were first read together."""
     read_s: float
 
 
-def current_or_seen(store: Store, name: str, mtime_s: float, seen: Seen | None) -> Seen | None:
-    """What is current in a folder that was last modified at `mtime_s`; None as `current`.
+def read_if_changed(
+    store: Store, name: str, mtime_s: float, cached: CachedPointer | None
+) -> CachedPointer | None:
+    """Read the pointer or attributes in a folder that was last modified at `mtime_s`, or neither.
 
-    Publishing renames the pointer, which modifies the folder: it need not be read again in one
+    Publishing renames the pointer, which modifies the folder: nothing is read again in a folder
     that was not modified. Two changes in one tick of the store's clock look like one, so a time
-    that was seen first a moment ago proves nothing; and as the folders of some gateways never
-    change their time, it is believed for `TRUST_S` only.
+    that was first seen a moment ago proves nothing; and as the folders of some gateways never
+    change their time, what was cached counts for `TRUST_S` only.
     """
     now_s = time.monotonic()
-    if seen is not None and (not mtime_s or seen.mtime_s != mtime_s):
-        seen = None
-    if seen is not None and seen.read_s - seen.first_s > TICK_S and now_s - seen.read_s < TRUST_S:
-        return seen
-    version = pointed(store, name) or kept_attributes(store, name)
-    if version is None:
+    if cached is not None and (not mtime_s or cached.mtime_s != mtime_s):
+        cached = None
+    if (
+        cached is not None
+        and cached.read_s - cached.first_s > TICK_S
+        and now_s - cached.read_s < TRUST_S
+    ):
+        return cached
+    content = read_pointer(store, name) or read_attributes(store, name)
+    if content is None:
         return None
-    first_s = seen.first_s if seen is not None and seen.version == version else now_s
-    return Seen(version, mtime_s, first_s, now_s)
+    first_s = cached.first_s if cached is not None and cached.content == content else now_s
+    return CachedPointer(content, mtime_s, first_s, now_s)
 
 
-def _is_plain_on_the_web(store: Store, name: str) -> bool:
+def _is_plain_web_object(store: Store, name: str) -> bool:
     """Whether a web server has `name` itself.
 
-    Many refuse what is not there (an object store without the right to list, an address signed
-    for one object alone), or answer a page for whatever is asked.
+    Many deny access to what is not there (an object store without the right to list, an address
+    signed for one object alone), or answer every request with a page.
     """
     if not store.url.startswith(("http://", "https://")):
         return False
@@ -202,32 +209,32 @@ def _is_plain_on_the_web(store: Store, name: str) -> bool:
         return False
 
 
-def load(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | None:
-    """The current version with its manifest; None as `current`, and for a symbolic link.
+def load_current(store: Store, name: str) -> tuple[Version, Manifest | TreeManifest] | None:
+    """The current version with its manifest; None as `read_current`.
 
-    A version that was replaced and collected while we looked is looked for once more. Raises
-    CorruptDataError for damage, and when the version that is pointed to is gone.
+    When it was replaced and collected meanwhile, the version after it. Raises CorruptDataError for
+    damage, and when the version that is pointed to is missing.
     """
-    found = current(store, name)
-    return None if found is None else load_version(store, name, found)
+    version = read_current(store, name)
+    return None if version is None else load_version(store, name, version)
 
 
 def load_version(
-    store: Store, name: str, found: Version
-) -> tuple[Version, Manifest | TreeManifest] | None:
-    """As `load`, of a checkpoint whose pointer was just read."""
+    store: Store, name: str, version: Version
+) -> tuple[Version, Manifest | TreeManifest]:
+    """As `load_current`, of a checkpoint whose pointer was just read."""
     try:
-        return found, manifest_of(store, found)
+        return version, read_manifest(store, version)
     except NotFoundError as error:
-        again = current(store, name)
-        if again is None:  # removed meanwhile
+        newer = read_current(store, name)
+        if newer is None:  # removed meanwhile
             raise
-        if again.folder == found.folder:
-            raise gone(store, found) from error
-        return again, manifest_of(store, again)
+        if newer.folder == version.folder:
+            raise lost_version_error(store, version) from error
+        return newer, read_manifest(store, newer)
 
 
-def gone(store: Store, version: Version) -> CorruptDataError:
+def lost_version_error(store: Store, version: Version) -> CorruptDataError:
     """The error of a version that is pointed to and lacks its manifest."""
     return CorruptDataError(
         f"{version.folder} in {store.url} is gone or incomplete, yet it is the current "
@@ -235,17 +242,17 @@ def gone(store: Store, version: Version) -> CorruptDataError:
     )
 
 
-def manifest_of(store: Store, version: Version) -> Manifest | TreeManifest:
+def read_manifest(store: Store, version: Version) -> Manifest | TreeManifest:
     """A version's manifest, checked against its pointer."""
     pointer = version.pointer
     name = f"{version.folder}/{MANIFEST}"
     expected = (pointer.manifest_bytes, pointer.manifest_digest)
     parsed: Manifest | TreeManifest
     if version.is_tree:
-        parsed = _read(store, name, expected, TreeManifest.parse)
+        parsed = _read_checked(store, name, expected, TreeManifest.parse)
         size_bytes = parsed.size_bytes
     else:
-        parsed = _read(store, name, expected, Manifest.parse)
+        parsed = _read_checked(store, name, expected, Manifest.parse)
         size_bytes = parsed.layout.size_bytes
     if size_bytes != pointer.size_bytes:
         raise CorruptDataError(
@@ -255,15 +262,15 @@ def manifest_of(store: Store, version: Version) -> Manifest | TreeManifest:
     return parsed
 
 
-def striped_file(store: Store, version: Version, entry: TreeFile) -> StripedObject:
+def read_striped_file(store: Store, version: Version, entry: TreeFile) -> StripedObject:
     """A striped file of a tree with its manifest, checked against the tree's.
 
-    Raises CorruptDataError, also where the manifest is missing: the tree names it.
+    Raises CorruptDataError, also where the manifest is missing, as the tree names it.
     """
     folder = f"{version.folder}/{entry.object}"
     name = f"{folder}/{MANIFEST}"
     try:
-        manifest = _read(store, name, (entry.manifest_bytes, entry.digest), Manifest.parse)
+        manifest = _read_checked(store, name, (entry.manifest_bytes, entry.digest), Manifest.parse)
     except NotFoundError as error:
         raise CorruptDataError(
             f"the manifest of {entry.path} of {version.folder} in {store.url} is missing; put the "
@@ -277,13 +284,13 @@ def striped_file(store: Store, version: Version, entry: TreeFile) -> StripedObje
     return StripedObject(folder, manifest)
 
 
-def _read(
+def _read_checked(
     store: Store, name: str, expected: tuple[int, bytes], parse: Callable[[bytes, str], T]
 ) -> T:
     where = f"{name} in {store.url}"
     data = store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES)
     # Parsed first: that a newer bootseer wrote it is the better message.
     parsed = parse(data, where)
-    if (len(data), digest_of(data)) != expected:
+    if (len(data), compute_digest(data)) != expected:
         raise CorruptDataError(f"{where} is not the one that was published; put it anew")
     return parsed

@@ -16,7 +16,7 @@ MIN_CHUNK_BYTES = 4 << 10
 MAX_CHUNK_BYTES = 64 << 20
 MAX_WIDTH = 4096
 MAX_CHUNKS = 3_000_000
-"""More digests than these do not fit into a manifest."""
+"""The digests of more do not fit into a manifest."""
 
 
 class Place(NamedTuple):
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """How one file is striped. Raises UsageError for values that no file may have."""
+    """How one file is striped. Raises UsageError for values that are out of bounds."""
 
     size_bytes: int
     chunk_bytes: int
@@ -55,10 +55,6 @@ class Layout:
         self._check(index)
         return Place(index % self.width, index // self.width * self.chunk_bytes)
 
-    def chunk_at(self, stripe: int, offset: int) -> int:
-        """The chunk that holds byte `offset` of a stripe."""
-        return offset // self.chunk_bytes * self.width + stripe
-
     def stripe_chunks(self, stripe: int) -> range:
         """The chunks of one stripe, in their order within it."""
         return range(stripe, self.chunk_count, self.width)
@@ -80,7 +76,7 @@ class Layout:
 
 
 def check_chunk_bytes(chunk_bytes: int) -> int:
-    """Return a chunk size, or raise UsageError when no file may have it."""
+    """Return a chunk size, or raise UsageError when it is out of bounds."""
     if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes % MIN_CHUNK_BYTES:
         raise UsageError(
             f"a chunk cannot have {chunk_bytes} bytes; give a multiple of {MIN_CHUNK_BYTES} "
@@ -90,7 +86,7 @@ def check_chunk_bytes(chunk_bytes: int) -> int:
 
 
 def check_width(width: int) -> int:
-    """Return a number of stripes, or raise UsageError when no file may have it."""
+    """Return a number of stripes, or raise UsageError when it is out of bounds."""
     if not 1 <= width <= MAX_WIDTH:
         raise UsageError(f"a file cannot have {width} stripes; give 1 to {MAX_WIDTH}")
     return width
@@ -104,7 +100,7 @@ def check_chunks(size_bytes: int, chunk_bytes: int) -> None:
         )
 
 
-def used_width(size_bytes: int, chunk_bytes: int, width: int) -> int:
+def trim_width(size_bytes: int, chunk_bytes: int, width: int) -> int:
     """`width` without the stripes that would stay empty; an empty file has one stripe."""
     return max(1, min(width, -(-size_bytes // chunk_bytes)))
 

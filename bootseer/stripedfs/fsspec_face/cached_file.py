@@ -1,4 +1,4 @@
-"""What fsspec's own caches (`blockcache::striped::…`) read: a file with a cache of theirs."""
+"""The file that fsspec's own caches (`blockcache::striped::…`) read through."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile
 
 from bootseer.errors import CorruptDataError
-from bootseer.stripedfs.file import StripedFile, bytes_filled
+from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.write_file import python_errors
+from bootseer.stripedfs.new_bytes import fill_bytes
 
 
 class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
     """A checkpoint file that is read through a cache of fsspec's, which asks for its blocks.
 
-    `size` is what the cache knows of the file. Raises CorruptDataError when that is not so any
-    more: what it holds is of other bytes.
+    `size` is the length that the cache has on record. Raises CorruptDataError when the file has
+    another one: the cache then holds other bytes.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class CachedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
     def _fetch_range(self, start: int, end: int) -> bytes:
         length = min(end, self.size) - start
         with python_errors(self._file.name):
-            return bytes_filled(length, lambda view: self._file.read_at(start, view))
+            return fill_bytes(length, lambda view: self._file.read_at(start, view))
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
     def __del__(self) -> None:
-        """Not fsspec's, which closes: what is collected lets go of its file as any reader does."""
+        """Does not close, as fsspec's does: `StripedFile` releases what was not closed."""

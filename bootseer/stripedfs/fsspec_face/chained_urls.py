@@ -1,4 +1,4 @@
-"""fsspec's chained URLs: which store a `striped::…` URL means, and which path within it. Pure."""
+"""fsspec's chained URLs: the store that a `striped::…` URL means, and the path within it. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootseer.errors import NotSupportedError, UsageError
+from bootseer.storage.urls import split_object
 
 PREFIXES = ("striped::", "striped://")
 WEB = ("http", "https")
@@ -14,8 +15,8 @@ SAME = {"local": "file", "swebhdfs": "webhdfss", "webHDFS": "webhdfs"}
 SCHEMES = ("file", "hdfs", "webhdfs", "webhdfss")
 
 
-def strip(path: str) -> str:
-    """The path that stands behind the prefixes: `/dir/name`, or a whole URL for http(s)."""
+def strip_prefixes(path: str) -> str:
+    """The path after the prefixes: `/dir/name`, or a whole URL for http(s)."""
     if path.startswith("striped://") and "://" not in path[len("striped://") :]:
         # A URL's path is absolute; `datasets` makes two slashes of three.
         path = "/" + path.removeprefix("striped://").lstrip("/")
@@ -33,7 +34,7 @@ def strip(path: str) -> str:
 def base_url(protocol: str, options: Mapping[str, Any]) -> str:
     """The root of the store that fsspec's `target_protocol` and `target_options` name.
 
-    Raises NotSupportedError for a protocol that no store of ours has, UsageError without a host.
+    Raises NotSupportedError for a protocol that no store here has, UsageError without a host.
     """
     scheme = SAME.get(protocol, protocol)
     if scheme == "webhdfs" and options.get("use_https"):
@@ -51,15 +52,13 @@ def base_url(protocol: str, options: Mapping[str, Any]) -> str:
     return f"{scheme}://{host}{f':{port}' if port else ''}/"
 
 
-def split(base: str, path: str) -> tuple[str, str]:
+def split_path(base: str, path: str) -> tuple[str, str]:
     """The store's URL and the name within it of a stripped path; "" is the store's root.
 
     A web object's store is its folder, as the web has no common root to list from.
     """
     scheme, mark, _ = path.partition("://")
     if mark and scheme in WEB:
-        from bootseer.storage.urls import split_object
-
         return split_object(path)
     if not path.startswith("/") and base == "file:///":
         path = os.path.abspath(path)
@@ -71,8 +70,6 @@ def split_at_top(path: str) -> tuple[str, str]:
 
     Raises UsageError for an address that names nothing below the root.
     """
-    from bootseer.storage.urls import split_object
-
     folder, name = split_object(path)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Standing in for fsspec's own `hdfs://`, `webhdfs://` and `http://`: only where somebody asks."""
+"""Replacing fsspec's own `hdfs://`, `webhdfs://` and `http://`, for programs that ask for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 
 
 def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> None:
-    """See `bootseer.stripedfs.fsspec_face.filesystem.register`."""
+    """Make fsspec's own `hdfs://` and `webhdfs://` read and write through us, in this process.
+
+    `http(s)://` is read through us only where fsspec's own implementation lacks what it needs
+    (aiohttp). Without this call only `striped::…` URLs come to us.
+    """
     for wanted, cls in ((hdfs, StripedHdfs), (webhdfs, StripedWebHdfs)):
         if wanted:
             for protocol in cls.replaces:
@@ -25,7 +29,7 @@ def register(*, hdfs: bool = True, webhdfs: bool = True, http: bool = True) -> N
 
 
 class _Unchained(StripedFileSystem):
-    """Stands for a protocol by itself: the host is in its own URL."""
+    """Stands for a protocol without a chain: the host is in the URL itself."""
 
     replaces: tuple[str, ...] = ()
     target = ""
@@ -37,9 +41,9 @@ class _Unchained(StripedFileSystem):
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        found = infer_storage_options(path)
-        wanted = {"host": "host", "port": "port", "username": "user"}
-        return {name: found[key] for key, name in wanted.items() if found.get(key)}
+        parts = infer_storage_options(path)
+        names = {"host": "host", "port": "port", "username": "user"}
+        return {name: parts[key] for key, name in names.items() if parts.get(key)}
 
 
 class StripedWebHdfs(_Unchained):

@@ -1,4 +1,4 @@
-"""What fsspec gives its users to write into, and the exceptions they expect."""
+"""The file object for writing through fsspec, and the exceptions that its users expect."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ import errno
 import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsspec.utils import stringify_path
 
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, NotSupportedError
 from bootseer.events.redaction import safe_url
 from bootseer.stripedfs.file_errors import file_error
-
-if TYPE_CHECKING:
-    from bootseer.stripedfs.write.saved_file import SavedFile
+from bootseer.stripedfs.write.saved_file import SavedFile
 
 
 class UnsupportedModeError(NotSupportedError, ValueError):
-    """A file cannot be opened in this mode; what Python raises for one that is none."""
+    """A file cannot be opened in this mode; also the ValueError that Python raises for others."""
 
 
 class WriteFile(io.RawIOBase):
-    """A file being written; `close` publishes, an exception in its `with` block gives it up."""
+    """A file being written; `close` publishes, an exception in its `with` block discards it."""
 
     mode = "wb"
 
     def __init__(self, saved: SavedFile, path: str, *, autocommit: bool) -> None:
         super().__init__()
-        self.path = shown(path)
+        self.path = shown_path(path)
         self._saved = saved
         self._autocommit = autocommit
 
@@ -41,7 +39,7 @@ class WriteFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Refused as by any file that is open for writing."""
+        """Always refused, as by any file that is open for writing."""
         raise io.UnsupportedOperation("not readable")
 
     def tell(self) -> int:
@@ -68,7 +66,7 @@ class WriteFile(io.RawIOBase):
             self._saved.close()
 
     def discard(self) -> None:
-        """Give up; nothing becomes visible."""
+        """Discard the file; nothing becomes visible."""
         self._autocommit = False
         self._saved.abort()
 
@@ -78,15 +76,15 @@ class WriteFile(io.RawIOBase):
         super().__exit__(kind, error, traceback)
 
 
-def shown(path: Any) -> str:
-    """A path as users may see it: a URL without its user, password and signature."""
+def shown_path(path: Any) -> str:
+    """A path for messages: a URL without its user, password and signature."""
     text: str = stringify_path(path)
     return safe_url(text) if "://" in text else text
 
 
 @contextlib.contextmanager
 def python_errors(path: Any) -> Iterator[None]:
-    """What Python has an exception for becomes that, with ours as its cause.
+    """Turn our errors into Python's where it has them, with ours as their cause.
 
     All others stay ours, and become an OSError as well.
     """
@@ -95,15 +93,15 @@ def python_errors(path: Any) -> Iterator[None]:
     except OSError:
         raise
     except NotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, str(error), shown(path)) from error
+        raise FileNotFoundError(errno.ENOENT, str(error), shown_path(path)) from error
     except AccessDeniedError as error:
-        raise PermissionError(errno.EACCES, str(error), shown(path)) from error
+        raise PermissionError(errno.EACCES, str(error), shown_path(path)) from error
     except BootseerError as error:
         raise file_error(error) from error
 
 
-def made_place(lpath: Any) -> str:
-    """A local path whose folder is there."""
+def make_parents(lpath: Any) -> str:
+    """Make the folder of a local path; returns the path."""
     path: str = os.fspath(lpath)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     return path

@@ -1,4 +1,4 @@
-"""The log of mounts in the background for which nobody named one."""
+"""The log of mounts in the background that were given none."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LIMIT_S = 1.0
 
 
 def own_log() -> str:
-    """Where this user's mounts tell what went wrong; "" where nothing can be kept, with a warning.
+    """The log file of this user's mounts; "" where none can be written, with a warning.
 
-    Nobody else may read it. One that has grown is put aside, over the one before, so that two of
-    them are kept at most; a mount that has it open goes on in what was put aside.
+    Only the user may read it. A log that has grown large is renamed, replacing the previous one, so
+    that at most two are kept; a mount that has it open goes on writing to the renamed file.
     """
     folder = user_directory("XDG_STATE_HOME", ".local/state", None)
     path = os.path.join(folder, "checkpoint.log")
     try:
         call_within(LIMIT_S, _make, folder, path)
     except (OSError, RuntimeError) as error:  # the latter: no thread can be started
-        import logging  # ten milliseconds, which nearly every mount can save
+        import logging  # `start` saves ten milliseconds where it is not needed
 
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         logging.getLogger(__name__).warning(
@@ -48,19 +48,19 @@ def _make(folder: str, path: str) -> None:
             if opened.st_mode & 0o077:
                 with contextlib.suppress(OSError):  # file systems without modes
                     os.fchmod(fd, 0o600)
-            if opened.st_size <= MOST_BYTES or not _put_aside(fd, path):
+            if opened.st_size <= MOST_BYTES or not _rotate(fd, path):
                 return
         finally:
             os.close(fd)
 
 
-def _put_aside(fd: int, path: str) -> bool:
-    """Whether there is another file to be looked at now; False where this one stays as it is."""
+def _rotate(fd: int, path: str) -> bool:
+    """Rename the log. False where this file stays; else another one must be checked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody else does this; or there are no locks here, and it goes on growing
+    except OSError:  # another process does it; or there are no locks, and the log goes on growing
         return False
-    # Who had the lock before may have put it aside, and what is there now is not to be lost.
+    # The previous owner of the lock may have renamed it; the file there now must not be replaced.
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.lstat(path), os.fstat(fd)):
             os.replace(path, path + ".1")

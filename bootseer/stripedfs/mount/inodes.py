@@ -1,8 +1,8 @@
-"""The files and folders of a mounted tree by inode, for as long as it or the kernel knows them.
+"""The files and folders of a mounted tree by inode, for as long as the tree or the kernel has them.
 
-A folder's inode follows from its path, a file's from its path and from what tells its bytes: a
-version that replaces another is another inode, with pages of its own in the page cache, and who
-has the earlier one open goes on with it. A node that left the tree stays until the kernel has
+A folder's inode follows from its path, a file's from its path and from what identifies its bytes: a
+version that replaces another is another inode, with pages of its own in the page cache, and
+readers of the earlier one go on with it. A node that left the tree stays until the kernel has
 dropped its last reference.
 """
 
@@ -21,12 +21,12 @@ import xxhash
 
 from bootseer.errors import AccessDeniedError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
-from bootseer.stripedfs.format.pointer import Seen
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.format.pointer import CachedPointer
+from bootseer.stripedfs.read.namespace import PathInfo
 
 INODE_MASK = (1 << 63) - 1
 MOST_REMEMBERED = 4096
-"""Inodes that are known to be gone; an older one is searched for again, in vain."""
+"""Removed inodes that are remembered; an older one is searched for again, in vain."""
 
 
 class Node:
@@ -34,9 +34,11 @@ class Node:
 
     __slots__ = (
         "asked",
+        "cached",
         "changes",
         "children",
-        "found",
+        "hidden",
+        "info",
         "inode",
         "key",
         "listed",
@@ -45,70 +47,71 @@ class Node:
         "parent",
         "path",
         "references",
-        "seen",
         "touched",
     )
 
-    def __init__(self, inode: Inode, path: str, parent: Inode, found: Found) -> None:
+    def __init__(self, inode: Inode, path: str, parent: Inode, info: PathInfo) -> None:
         self.inode = inode
         self.path = path
         self.name = os.fsencode(path.rpartition("/")[2])
         self.parent = parent
-        self.found = found
+        self.info = info
+        self.hidden: set[bytes] = set()
+        """Of a checkpoint's folder: files removed here, which others see until all are removed."""
         self.children: dict[bytes, Inode] | None = None
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""
         self.changes = 0
-        """How often all that the store had said of it became old: it was renamed, for one."""
+        """How often everything known of it became outdated, as by a rename."""
         self.touched: set[bytes] = set()
-        """Names in it that were changed from here since the store was asked."""
+        """Names in it that this mount changed since the store was asked."""
         self.asked: Future[dict[bytes, Inode]] | None = None
-        """What somebody asks the store for just now."""
+        """The listing that a thread is asking the store for."""
         self.listed = True
-        """It is in its folder still."""
+        """Whether it is still in its folder."""
         self.references = 0
-        """As far as this process gave them to the kernel."""
-        self.seen: dict[str, Seen] = {}
-        """Of a folder: the versions that its checkpoints had when it was last listed."""
+        """The kernel's references, as far as this process gave them."""
+        self.cached: dict[str, CachedPointer] = {}
+        """Of a folder: the pointers of its checkpoints as they were last read."""
         self.key = ""
-        """Names the bytes that it was opened with."""
+        """The key of the bytes that it was opened with."""
 
     @property
-    def fixed(self) -> bool:
-        """Within a directory checkpoint: nothing of it changes."""
-        return self.found.tree is not None and not self.found.beside
+    def is_fixed(self) -> bool:
+        """Whether it can never change, as what is within a directory checkpoint."""
+        return self.info.tree is not None and not self.info.shares_folder
 
 
 class Nodes:
     """All nodes of a tree; every method may be called from any thread."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, info: PathInfo) -> None:
         self.lock = threading.RLock()
-        self.root = Node(ROOT, "", ROOT, found)
+        self.root = Node(ROOT, "", ROOT, info)
         self._known: dict[Inode, Node] = {ROOT: self.root}
-        self._gone: OrderedDict[Inode, None] = OrderedDict()
+        self._removed: OrderedDict[Inode, None] = OrderedDict()
 
     def get(self, inode: Inode | None) -> Node | None:
         """The node of an inode; None when there is none."""
         return None if inode is None else self._known.get(inode)
 
     def all(self) -> list[Node]:
-        """What is in the tree, as far as it was looked at; the root first."""
+        """What is in the tree, as far as it was listed; the root first."""
         with self.lock:
             return [node for node in self._known.values() if node.listed]
 
-    def gone(self, inode: Inode) -> bool:
-        """Whether it was a node of this process, and is none any more."""
-        return inode in self._gone
+    def was_removed(self, inode: Inode) -> bool:
+        """Whether an inode was known to this process, and is not any more."""
+        return inode in self._removed
 
     def children(self, folder: Node, listed: Mapping[bytes, Inode]) -> list[Node]:
-        """The nodes of a listing, by name, less what vanished meanwhile."""
+        """The nodes of a listing, by name, less what was removed meanwhile."""
         with self.lock:
-            found = (self._known.get(listed[name]) for name in sorted(listed))
-            return [node for node in found if node is not None]
+            nodes = (self._known.get(listed[name]) for name in sorted(listed))
+            return [node for node in nodes if node is not None]
 
     def refer(self, inode: Inode) -> bool:
-        """The kernel is given one more reference; False where there is no such node any more."""
+        """Count another reference of the kernel; False where there is no such node any more."""
         with self.lock:
             node = self._known.get(inode)
             if node is not None:
@@ -124,14 +127,14 @@ class Nodes:
                 self._tidy(node)
 
     def fill(
-        self, folder: Node, found: Sequence[Found], kept: Mapping[bytes, Node]
+        self, folder: Node, infos: Sequence[PathInfo], kept: Mapping[bytes, Node]
     ) -> dict[bytes, Inode]:
-        """Make these a folder's entries. `kept` stay as they are, whatever was found."""
+        """Make these a folder's entries. `kept` stay as they are, whatever the infos say."""
         with self.lock:
             children: dict[bytes, Inode] = {}
-            for each in found:
+            for each in infos:
                 base = each.name.rpartition("/")[2]
-                node = kept.get(os.fsencode(base)) or self._found(folder, base, each)
+                node = kept.get(os.fsencode(base)) or self._match(folder, base, each)
                 children[node.name] = node.inode
             for name, node in kept.items():
                 children[name] = node.inode
@@ -145,53 +148,53 @@ class Nodes:
             return children
 
     def outdate(self, folder: Node | None) -> None:
-        """What is known of a folder's entries will not do any more; None is no folder."""
+        """Let a folder be listed again; None is no folder."""
         with self.lock:
             if folder is not None:
                 folder.changes += 1
                 folder.listed_s = 0.0
 
     def touch(self, folder: Inode, name: bytes) -> None:
-        """The store has something else under this name from now on."""
+        """Note that this mount changed what the store has under a name."""
         with self.lock:
             node = self._known.get(folder)
             if node is not None:
                 node.touched.add(name)
 
-    def add(self, folder: Node, name: bytes, found: Found) -> Node:
-        """A new entry under an inode that nobody had. For what is being made."""
+    def add(self, folder: Node, name: bytes, info: PathInfo) -> Node:
+        """Add what is being made, under a new inode."""
         base = os.fsdecode(name)
         with self.lock:
-            node = Node(self._fresh(), below(folder, base), folder.inode, found)
+            node = Node(self._new_inode(), below(folder, base), folder.inode, info)
             self._put(node, folder, name)
         return node
 
-    def add_unlisted(self, folder: Node, name: bytes, found: Found) -> Node:
-        """A node that is in no folder: what takes the place of another later on."""
+    def add_unlisted(self, folder: Node, name: bytes, info: PathInfo) -> Node:
+        """Add a node that no folder lists: it will replace another one."""
         base = os.fsdecode(name)
         with self.lock:
-            node = Node(self._fresh(), below(folder, base), folder.inode, found)
+            node = Node(self._new_inode(), below(folder, base), folder.inode, info)
             node.listed = False
             self._known[node.inode] = node
         return node
 
     def supersede(self, node: Node) -> None:
-        """Its name goes to a fresh inode of the same file; it is in its folder no more."""
+        """Give its name to a new inode of the same file, and take it out of its folder."""
         with self.lock:
             folder = self._known.get(node.parent)
             if folder is not None:
-                self.add(folder, node.name, node.found)
-            node.path += "\0"  # what no listing gives: nobody shall find it there again
+                self.add(folder, node.name, node.info)
+            node.path += "\0"  # never listed: it must not be found by its path again
             node.listed = False
 
     def remove(self, node: Node) -> None:
-        """It is in its folder no more."""
+        """Remove a node from its folder."""
         with self.lock:
             self._take_out(node)
             self.drop(node.inode)
 
-    def move(self, node: Node, folder: Node, name: bytes, found: Found) -> None:
-        """A node keeps its inode under its new name; what the kernel knows below it, too."""
+    def move(self, node: Node, folder: Node, name: bytes, info: PathInfo) -> None:
+        """Rename a node; it keeps its inode, and so does what the kernel knows below it."""
         path = below(folder, os.fsdecode(name))
         with self.lock:
             self._take_out(node)
@@ -202,14 +205,14 @@ class Nodes:
                     if each.listed:  # else another file may have its name by now
                         _forget_key(each)
                     each.changes += 1
-                    each.found = each.found._replace(name=found.name + rest)
-            node.changes += 1  # who lists it just now does so under its former name
-            node.path, node.name, node.parent, node.found = path, name, folder.inode, found
+                    each.info = each.info._replace(name=info.name + rest)
+            node.changes += 1  # a listing that has begun uses its former name
+            node.path, node.name, node.parent, node.info = path, name, folder.inode, info
             _forget_key(node)
             self._put(node, folder, name)
 
     def drop(self, inode: Inode) -> None:
-        """It left the tree, with all that is below it."""
+        """Take a node out of the tree, with all that is below it."""
         leaving = [inode]
         while leaving:
             node = self._known.get(leaving.pop())
@@ -220,13 +223,13 @@ class Nodes:
             self._tidy(node)
 
     def _tidy(self, node: Node) -> None:
-        """Let go of what neither the tree nor the kernel knows."""
+        """Forget a node that neither the tree nor the kernel has."""
         if node.listed or node.references:
             return
         self._known.pop(node.inode, None)
-        self._gone[node.inode] = None
-        if len(self._gone) > MOST_REMEMBERED:
-            self._gone.popitem(last=False)
+        self._removed[node.inode] = None
+        if len(self._removed) > MOST_REMEMBERED:
+            self._removed.popitem(last=False)
         for inode in (node.children or {}).values():
             self.drop(inode)
 
@@ -249,31 +252,31 @@ class Nodes:
         if inode is not None and inode != node.inode:  # a listing gave the name another node
             self.drop(inode)
 
-    def _found(self, folder: Node, base: str, found: Found) -> Node:
-        """The node of what a folder holds: the one that is known, when it is of these bytes."""
-        path, stamp = below(folder, base), stamp_of(found)
+    def _match(self, folder: Node, base: str, info: PathInfo) -> Node:
+        """The node of what a folder holds: the known one, if it is of these bytes."""
+        path, stamp = below(folder, base), stamp_of(info)
         inode = inode_of(path, stamp)
         earlier = self.get((folder.children or {}).get(os.fsencode(base)))
-        if earlier is not None and earlier.found.is_folder and found.is_folder:
+        if earlier is not None and earlier.info.is_folder and info.is_folder:
             node: Node | None = earlier
         else:
             node = self._known.get(inode)
             if node is not None and node.path != path:  # moved away since, or of the same hash
-                same = earlier is not None and stamp_of(earlier.found) == stamp
-                node, inode = earlier if same else None, self._fresh()
+                same = earlier is not None and stamp_of(earlier.info) == stamp
+                node, inode = earlier if same else None, self._new_inode()
         if node is None:
-            node = self._known[inode] = Node(inode, path, folder.inode, found)
-            self._gone.pop(inode, None)
+            node = self._known[inode] = Node(inode, path, folder.inode, info)
+            self._removed.pop(inode, None)
             return node
-        changed = node.found.version != found.version
+        changed = node.info.version != info.version
         if changed:
             self.outdate(node)
-        if changed or found.version is None:  # else a directory checkpoint may be read already
-            node.found = found
+        if changed or info.version is None:  # else a directory checkpoint may be read already
+            node.info = info
         node.listed = True
         return node
 
-    def _fresh(self) -> Inode:
+    def _new_inode(self) -> Inode:
         while True:
             inode = Inode(secrets.randbits(63) & INODE_MASK)
             if inode > ROOT and inode not in self._known:
@@ -281,16 +284,16 @@ class Nodes:
 
 
 def _forget_key(moved: Node) -> None:
-    """A version's key names its bytes by where they were; a plain file's, by themselves."""
-    if moved.found.version is not None or moved.found.tree is not None:
+    """Forget the key of a moved version, which contains its place; a plain file's does not."""
+    if moved.info.version is not None or moved.info.tree is not None:
         moved.key = ""
 
 
 def readable(node: Node) -> Node:
-    """Refuse one of which nothing but its name is known; why was told when it was listed."""
-    if isinstance(node.found.problem, AccessDeniedError):
+    """Refuse a node of which only the name is known; its problem was reported by the listing."""
+    if isinstance(node.info.problem, AccessDeniedError):
         raise FileSystemError(errno.EACCES)
-    if node.found.problem is not None:
+    if node.info.problem is not None:
         raise FileSystemError(errno.EIO)
     return node
 
@@ -300,20 +303,20 @@ def below(folder: Node, base: str) -> str:
     return f"{folder.path}/{base}" if folder.path else base
 
 
-def base_of(found: Found) -> bytes:
+def base_of(info: PathInfo) -> bytes:
     """The last part of a name."""
-    return os.fsencode(found.name.rpartition("/")[2])
+    return os.fsencode(info.name.rpartition("/")[2])
 
 
-def stamp_of(found: Found) -> str:
-    """Tells a file's bytes from those of another version; "" for a folder."""
-    if found.is_folder:
+def stamp_of(info: PathInfo) -> str:
+    """Distinguishes a file's bytes from those of another version; "" for a folder."""
+    if info.is_folder:
         return ""
-    if found.link:
-        return f"link-{found.link}"
-    if found.version is not None:
-        return f"{found.version.pointer.version}-{found.version.pointer.manifest_digest.hex()}"
-    return f"{found.size_bytes}-{found.mtime_s!r}-{found.stamp}"
+    if info.link:
+        return f"link-{info.link}"
+    if info.version is not None:
+        return f"{info.version.pointer.version}-{info.version.pointer.manifest_digest.hex()}"
+    return f"{info.size_bytes}-{info.mtime_s!r}-{info.stamp}"
 
 
 def inode_of(path: str, stamp: str) -> Inode:

@@ -3,6 +3,10 @@
 Three processes: the caller, which returns once the mount answers; the supervisor, which holds the
 mount and starts a new worker when one dies; the worker, which reads the store. Only the worker
 has threads and connections.
+
+Most of what only the worker needs is imported while the store is being asked, as `start` waits for
+both. The worker itself imports `write_tree`, which only a writable mount needs, and
+`system.descriptors`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.events.redaction import redact_message
+from bootseer.events.redaction import redact_message, safe_url
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import (
     KIND,
@@ -37,9 +41,11 @@ from bootseer.fuse.serve import daemon
 from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
 from bootseer.storage.open import open_object
 from bootseer.storage.store import Store
+from bootseer.storage.urls import parse_url
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
-from bootseer.stripedfs.read.locate import locate
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.open import locate, open_file
 from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
@@ -66,33 +72,34 @@ def mount(settings: MountSettings) -> None:
 
 
 def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None) -> None:
-    """Mount and serve in the foreground until somebody unmounts or a signal asks for the end.
+    """Mount and serve in the foreground until it is unmounted or a signal asks for the end.
 
-    Raises NotFoundError and its relatives for what is to be mounted, UsageError, BusyError,
-    AccessDeniedError and NotSupportedError for the place and the machine (see `open_mount`).
+    Raises NotFoundError and other errors of the store for what is to be mounted, UsageError,
+    BusyError, AccessDeniedError and NotSupportedError for the mount point and the machine (see
+    `open_mount`).
     """
     if settings.writable and settings.backend != "own":
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
-    # Before anything that may hang: who gave up is sent there.
+    # Before anything that may hang: a caller that gives up refers to the log.
     log = Log(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact_message(settings.url)}"
     in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
-    process = _process(settings.for_pid)
+    process = _open_process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
         allow_other=settings.allow_other,
-        fsname=_shown(settings.url).replace(",", ";"),
+        fsname=safe_url(settings.url).replace(",", ";"),
         on_fault=log.say,
-        # What was being saved may fail, and the old file is there again: the kernel must ask.
+        # A save may fail, and the previous file is there again: the kernel must ask every time.
         timeout_s=0.0 if settings.writable else MountOptions().timeout_s,
         passthrough=_passes(settings),
     )
 
     def build() -> Operations:
         if process >= 0:
-            _end_with(process, settings.mountpoint)
+            _unmount_after(process, settings.mountpoint)
         return build_tree(settings, log)
 
     if settings.backend == "fusepy":
@@ -111,7 +118,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
-    """What is served: opens the store and starts threads, so for the worker alone."""
+    """Make what is served. Opens the store and starts threads, so only the worker may call it."""
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
@@ -120,7 +127,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
-    store, name = _store(_hurried(settings))
+    store, name = _open_store(_limit_store(settings))
     cache = None
     if settings.cache:
         cache = NodeCache.at(settings.cache, settings.cache_limit_bytes, on_stop=log.say)
@@ -154,7 +161,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
 
 
 def _passes(settings: MountSettings) -> bool:
-    """Whether the kernel is to read what the node cache holds whole, where it can."""
+    """Whether the kernel is to read files by itself that the node cache holds whole."""
     if not settings.cache or settings.writable or settings.backend != "own":
         return False
     return can_mount() and is_supported()
@@ -163,25 +170,25 @@ def _passes(settings: MountSettings) -> bool:
 def umount(mountpoint: str, *, lazily: bool = False) -> None:
     """End a mount of ours.
 
-    Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
-    the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
+    Raises BusyError while files are open in it, unless `lazily`: then its name is removed at once,
+    and the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
     """
-    found = find_mount(mountpoint)
-    if found is None:
+    mounted = find_mount(mountpoint)
+    if mounted is None:
         raise NotFoundError(f"nothing is mounted at {mountpoint}; check the path")
-    if found.kind != KIND:
-        raise UsageError(f"{mountpoint} is no mount of bootseer but {found.kind}; use umount")
+    if mounted.kind != KIND:
+        raise UsageError(f"{mountpoint} is no mount of bootseer but {mounted.kind}; use umount")
     try:
         unmount(mountpoint, lazily=lazily)
     except BusyError as error:
-        users = users_of(found.target)
+        users = users_of(mounted.target)
         by = f" by {', '.join(users)}" if users else ""
         raise BusyError(
             f"{mountpoint} is in use{by}; end that, or give --lazy to unmount it all the same"
         ) from error
 
 
-def _hurried(settings: MountSettings) -> MountSettings:
+def _limit_store(settings: MountSettings) -> MountSettings:
     """Let no call to the store take longer than a read may."""
     given, most_s = settings.options, settings.deadline_s
     options = dataclasses.replace(
@@ -193,29 +200,26 @@ def _hurried(settings: MountSettings) -> MountSettings:
     return dataclasses.replace(settings, options=options)
 
 
-def _store(settings: MountSettings) -> tuple[Store, str]:
+def _open_store(settings: MountSettings) -> tuple[Store, str]:
     """The store and the name in it that is to be mounted; "" for the root of a store."""
     try:
-        store, found = locate(settings.url, settings.options)
+        store, info = locate(settings.url, settings.options)
     except NotFoundError:
         if not settings.writable:
             raise
         return open_object(settings.url, settings.options)
-    return store, found.name
+    return store, info.name
 
 
 def _check_place(settings: MountSettings) -> None:
-    """Refuse a place where the mount would lie over what its own server reads.
-
-    The server would wait for itself, for ever.
-    """
+    """Refuse a mount point above what its own server reads: it would wait for itself for ever."""
     if is_passed(settings.mountpoint):
         return
     place = absolute(settings.mountpoint)
     folder = _local_folder(settings.url)
     stripes = folder and folder.rstrip("/") + SUFFIX
     for what, path in (("store", folder), ("store", stripes), ("cache", settings.cache)):
-        if path and any(_lies_in(each, place) for each in _places_on(path)):
+        if path and any(_lies_in(each, place) for each in _resolve_links(path)):
             raise UsageError(
                 f"a mount at {settings.mountpoint} would hide the {what} {path} from its own "
                 "server; mount it elsewhere"
@@ -224,14 +228,12 @@ def _check_place(settings: MountSettings) -> None:
 
 def _local_folder(url: str) -> str:
     """Where what is to be mounted lies on this machine; "" for a store elsewhere."""
-    from bootseer.storage.urls import parse_url
-
     parsed = parse_url(url)
     return parsed.path if parsed.scheme == "file" else ""
 
 
-def _places_on(path: str) -> Iterator[str]:
-    """Where a path leads, and the links on its way."""
+def _resolve_links(path: str) -> Iterator[str]:
+    """Where a path leads, and where each symbolic link on its way lies."""
     yield os.path.realpath(path)
     path = os.path.abspath(path)
     while path.strip("/"):
@@ -247,17 +249,17 @@ def _lies_in(path: str, folder: str) -> bool:
 def _load_store(url: str) -> None:
     """Import what the store needs once, for the child that looks and for every worker.
 
-    Not what may start threads with its import, as hdfs-native might.
+    But for what may start threads with its import, as hdfs-native might.
     """
     scheme = url.partition("://")[0]
     kind = "webhdfs" if "webhdfs" in scheme else scheme.removesuffix("s")
     if kind in ("webhdfs", "http"):
-        with contextlib.suppress(BootseerError, ImportError):  # the child says it better
+        with contextlib.suppress(BootseerError, ImportError):  # the child reports it better
             importlib.import_module(f"bootseer.storage.{kind}.store")
 
 
 def _load_tree() -> None:
-    """Import what every worker needs."""
+    """Import once what every worker needs."""
     for name in (
         "bootseer.blocks.cache.node_cache",
         "bootseer.blocks.fetch.fetcher",
@@ -269,24 +271,22 @@ def _load_tree() -> None:
 
 def _check(settings: MountSettings) -> None:
     """Raise what would keep the tree from being served."""
-    from bootseer.stripedfs.read import namespace
-
-    store, name = _store(settings)
+    store, name = _open_store(settings)
     try:
-        found = namespace.look(store, name)
+        info = namespace.look_up(store, name)
     except NotFoundError:
         if not settings.writable:
             raise
         store.mkdir(name)
         return
-    if found.is_folder:
-        found = namespace.rooted(store, found) if found.version is not None else found
-        namespace.children(store, found)
+    if info.is_folder:
+        info = namespace.load_tree(store, info) if info.version is not None else info
+        namespace.list_folder(store, info)
     elif settings.writable:
         raise UsageError(f"{name} in {store.url} is a file; --rw needs a folder to save into")
     else:
-        namespace.source_of(store, found)
-    if settings.writable and found.version is not None:
+        open_file(store, info)
+    if settings.writable and info.version is not None:
         raise UsageError(
             f"{name} in {store.url} is a directory checkpoint, which never changes; mount it "
             "read-only, or the folder above it with --rw"
@@ -294,7 +294,7 @@ def _check(settings: MountSettings) -> None:
 
 
 def _absolute(settings: MountSettings) -> MountSettings:
-    """The same places whatever the working directory becomes."""
+    """Make paths absolute, as the server changes its working directory."""
     return dataclasses.replace(
         settings,
         mountpoint=absolute(settings.mountpoint),
@@ -304,16 +304,10 @@ def _absolute(settings: MountSettings) -> MountSettings:
     )
 
 
-def _shown(url: str) -> str:
-    from bootseer.events.redaction import safe_url
-
-    return safe_url(url)
-
-
 # --- processes --------------------------------------------------------------------------------
 
 
-def _process(pid: int) -> int:
+def _open_process(pid: int) -> int:
     """A descriptor that is readable once the process has ended; -1 for none."""
     if not pid:
         return -1
@@ -323,7 +317,7 @@ def _process(pid: int) -> int:
         raise UsageError(f"--for-pid {pid}: there is no such process") from error
 
 
-def _end_with(process: int, mountpoint: str) -> None:
+def _unmount_after(process: int, mountpoint: str) -> None:
     """Unmount, lazily, once a process has ended."""
 
     def wait() -> None:

@@ -1,37 +1,34 @@
 """Files that the node cache holds whole, read by the kernel itself (FUSE passthrough).
 
-Such a read compares nothing with any entry, so only sealed objects are handed over: see
-`blocks.cache.sealed_objects`. What a mount has read whole is sealed once nobody reads through it
-any more, at the least priority and with pauses, so the next opening finds it so.
+Such a read verifies nothing, so only sealed objects are handed to the kernel: see
+`blocks.cache.sealed_objects`. A file that a mount has read whole is sealed once no file is open
+through the mount, at the lowest priority and with pauses, for the next opening.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import sealed_objects
 from bootseer.blocks.cache.present_index import identity_of
 from bootseer.blocks.cache.sealed_objects import Sealed
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Handle
 from bootseer.stripedfs.read.sources import FileSource
 
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-
 QUIET_S = 2.0
 PAUSE_S = 0.01
-"""After every few megabytes verified: some hundred megabytes a second are soon enough."""
+"""After every few verified megabytes: some hundred megabytes a second are fast enough."""
 MOST_WAITING = 1000
 
 
 class Passing:
-    """Sealed objects of the cache `directory` by the handles that have them open.
+    """Sealed objects of the cache `directory`, by the handles that have them open.
 
-    `busy` tells whether files are open that we serve: nothing is sealed meanwhile. `say` hears
-    why an object could not be sealed.
+    `busy` says whether files are open that the mount serves itself: nothing is sealed meanwhile.
+    `say` receives why an object could not be sealed.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class Passing:
         self._closing = threading.Event()
 
     def sealed(self, source: FileSource) -> Sealed | None:
-        """The file's sealed object, pinned; None where it must be served."""
+        """The file's sealed object, pinned; None where the mount must serve the file itself."""
         if not source.has_raw_digests:
             return None
         identity = identity_of(source)
@@ -70,7 +67,7 @@ class Passing:
             sealed.close()
 
     def served(self, source: FileSource) -> None:
-        """A file that we served was closed: seal it when there is time, if it is here whole."""
+        """A file that the mount served was closed: seal it later, if the cache holds it whole."""
         if not source.has_raw_digests:
             return
         with self._lock:
@@ -82,7 +79,7 @@ class Passing:
                 self._thread.start()
 
     def close(self) -> None:
-        """End sealing and unpin everything; what the kernel has open it keeps. Twice is safe."""
+        """Stop sealing and unpin everything; the kernel keeps what it has open. Twice is safe."""
         self._closing.set()
         with self._lock:
             objects, self._open = list(self._open.values()), {}
@@ -100,7 +97,7 @@ class Passing:
                 self._seal(source)
             except NotFoundError:
                 pass  # nothing of it is cached
-            except BootseerError as error:  # it is served next time, too
+            except BootseerError as error:  # the mount serves it next time, too
                 self._say(f"{source.key}: {error}")
 
     def _seal(self, source: FileSource) -> None:
@@ -109,13 +106,13 @@ class Passing:
             self._directory, source, go_on=self._go_on, whole_pages=False
         ):
             return
-        self._fetcher.forget(source)  # freezing needs the object alone
-        found = sealed_objects.open_sealed(self._directory, identity)
-        if found is not None:
-            found.close()
+        self._fetcher.forget(source)  # freezing, by the first opening, needs the object alone
+        sealed = sealed_objects.open_sealed(self._directory, identity)
+        if sealed is not None:
+            sealed.close()
 
     def _quiet(self) -> bool:
-        """Wait until nothing has been open for a while; False when closed."""
+        """Wait until no file has been open for a while; False when closed."""
         while not self._closing.wait(QUIET_S):
             if not self._busy():
                 return True

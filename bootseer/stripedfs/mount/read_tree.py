@@ -37,14 +37,21 @@ from bootseer.fuse.operations import (
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import BadFieldError
-from bootseer.stripedfs.format.manifest import Attributes, TreeFile, TreeFolder, TreeLink, inside
+from bootseer.stripedfs.format.manifest import (
+    Attributes,
+    TreeFile,
+    TreeFolder,
+    TreeLink,
+    check_target,
+)
 from bootseer.stripedfs.mount import xattrs
 from bootseer.stripedfs.mount.inodes import Node, Nodes, base_of, readable
 from bootseer.stripedfs.mount.open_files import Answered, Complaints, OpenFiles
 from bootseer.stripedfs.mount.passthrough_files import Passing
 from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.stripedfs.read.open import is_source_of, open_file
 from bootseer.stripedfs.read.sources import FileSource
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ class StripedTree:
         self._surveying = threading.Lock()
         self._absent: dict[Inode, float] = {}
         self._away_until_s = 0.0
-        found = namespace.look(store, name)
+        found = namespace.look_up(store, name)
         self._single = not found.is_folder
         self.nodes = Nodes(found)
         if self._single:
@@ -131,8 +138,8 @@ class StripedTree:
     def readlink(self, inode: Inode) -> bytes:
         with self._answered("readlink"):
             node = self.node(inode)
-            entry = node.found.entry
-            if node.found.link:
+            entry = node.info.entry
+            if node.info.link:
                 return os.fsencode(self._kept_inside(node))
         if not isinstance(entry, TreeLink):
             raise FileSystemError(errno.EINVAL)
@@ -141,7 +148,7 @@ class StripedTree:
     def _kept_inside(self, node: Node) -> str:
         """A link's target, which whoever writes into the store chose; never out of this mount."""
         try:
-            return inside(node.path, node.found.link)
+            return check_target(node.path, node.info.link)
         except BadFieldError as error:
             self.complaints.number(CorruptDataError(f"it is not followed: {error}"), node.path)
             raise FileSystemError(errno.EXDEV) from error
@@ -154,7 +161,7 @@ class StripedTree:
 
     def statfs(self) -> tuple[int, int, int, int]:
         nodes = self.nodes.all()
-        return sum(n.found.size_bytes for n in nodes[1:]), 0, len(nodes), 0
+        return sum(n.info.size_bytes for n in nodes[1:]), 0, len(nodes), 0
 
     def getxattr(self, inode: Inode, name: bytes) -> bytes:
         with self._answered("getxattr"):
@@ -163,7 +170,7 @@ class StripedTree:
             if name not in xattrs.names_of(node):
                 raise FileSystemError(errno.ENODATA)
             if name == xattrs.URL:
-                return os.fsencode(f"{self.store.url.rstrip('/')}/{node.found.name}")
+                return os.fsencode(f"{self.store.url.rstrip('/')}/{node.info.name}")
             return xattrs.value_of(self.source(node), name)
 
     def listxattr(self, inode: Inode) -> Sequence[bytes]:
@@ -185,7 +192,7 @@ class StripedTree:
             raise FileSystemError(errno.EROFS)
         with self._answered("open"):
             node = self.node(inode)
-            if node.found.is_folder:
+            if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
             source = self.source(node)
         passed = self._pass(source)
@@ -249,7 +256,7 @@ class StripedTree:
 
         The kernel then looks at the name once more, and opens what it means by then.
         """
-        found = node.found
+        found = node.info
         # The name is part of it, for a source asks for its bytes by name, and files are renamed.
         stamp = (
             found.name,
@@ -260,15 +267,13 @@ class StripedTree:
             found.stamp,
         )
         with limited(self._deadline_s):
-            source = self.files.source(
-                node.inode, stamp, lambda: namespace.source_of(self.store, found)
-            )
-        if namespace.is_of(found, source) and node.key in ("", source.identity):
+            source = self.files.source(node.inode, stamp, lambda: open_file(self.store, found))
+        if is_source_of(found, source) and node.key in ("", source.identity):
             return source
         parent = self.nodes.get(node.parent)
         self.nodes.outdate(parent)
         if parent is not None:
-            parent.seen.clear()
+            parent.cached.clear()
         raise FileSystemError(errno.ESTALE)
 
     # --- nodes --------------------------------------------------------------------------------
@@ -280,7 +285,7 @@ class StripedTree:
         that may hold it could not be read.
         """
         found = self.nodes.get(inode)
-        if found is None and not self.nodes.gone(inode):
+        if found is None and not self.nodes.was_removed(inode):
             found = self._survey(inode)
         if found is None:
             raise FileSystemError(errno.ESTALE)
@@ -304,7 +309,7 @@ class StripedTree:
         Whoever comes meanwhile has the old ones at once, or waits with that one for the first.
         """
         single = node.inode == ROOT and self._single
-        if not node.found.is_folder and not single:
+        if not node.info.is_folder and not single:
             raise FileSystemError(errno.ENOTDIR)
         with self.nodes.lock:
             known = node.children
@@ -330,7 +335,7 @@ class StripedTree:
         """Whether what was listed will do."""
         now_s = time.monotonic()
         recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
-        return bool(node.listed_s) and (node.fixed or recent)
+        return bool(node.listed_s) and (node.is_fixed or recent)
 
     def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
         for left in reversed(range(MOST_ASKED)):
@@ -355,18 +360,20 @@ class StripedTree:
                     return self._filled(node, best, outdated=node.changes != changes)
         return known or {}
 
-    def _found(self, node: Node) -> list[Found]:
+    def _found(self, node: Node) -> list[PathInfo]:
         if node.inode == ROOT and self._single:
-            return [namespace.look(self.store, self._name_of_root)]
-        before = found = node.found
+            return [namespace.look_up(self.store, self._name_of_root)]
+        before = found = node.info
         if found.version is not None:
-            found = namespace.rooted(self.store, found)
+            found = namespace.load_tree(self.store, found)
             with self.nodes.lock:
-                if node.found is before:  # else it was renamed or replaced meanwhile
-                    node.found = found
-        return namespace.children(self.store, found, node.seen)
+                if node.info is before:  # else it was renamed or replaced meanwhile
+                    node.info = found
+        return namespace.list_folder(self.store, found, node.cached)
 
-    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
+    def _filled(
+        self, node: Node, found: Sequence[PathInfo], *, outdated: bool
+    ) -> dict[bytes, Inode]:
         """The entries: as the store said, but for names that were changed from here meanwhile.
 
         An outdated answer is given once, for want of a better one.
@@ -379,7 +386,7 @@ class StripedTree:
             self.nodes.outdate(node)
         return listed
 
-    def _best(self, folder: Node, found: Found) -> Found:
+    def _best(self, folder: Node, found: PathInfo) -> PathInfo:
         """What was there a while ago where the store does not say just now what is there."""
         if found.problem is None:
             return found
@@ -387,9 +394,9 @@ class StripedTree:
         earlier = self.nodes.get((folder.children or {}).get(base_of(found)))
         if earlier is None or not found.problem.retryable:
             return found
-        return earlier.found
+        return earlier.info
 
-    def _kept(self, node: Node, found: Sequence[Found]) -> Mapping[bytes, Node]:
+    def _kept(self, node: Node, found: Sequence[PathInfo]) -> Mapping[bytes, Node]:
         """Entries that stay whatever the store says."""
         return {}
 
@@ -430,7 +437,7 @@ class StripedTree:
             found = self.nodes.get(wanted)
             if found is not None:
                 return found
-            waiting += [n for n in self.nodes.children(node, listed) if n.found.is_folder]
+            waiting += [n for n in self.nodes.children(node, listed) if n.info.is_folder]
         if fault is not None:
             raise StoreUnavailableError(
                 f"an inode of before is in no folder that could be read: {fault}"
@@ -438,7 +445,7 @@ class StripedTree:
         return None
 
     def _attr(self, node: Node) -> Attr:
-        found, entry = node.found, node.found.entry
+        found, entry = node.info, node.info.entry
         if found.problem is not None:
             return Attr(node.inode, 0, 0)  # of no kind: a listing shows its name alone
         folder = found.is_folder or node.inode == ROOT
@@ -470,7 +477,7 @@ class StripedTree:
     _read_only = True
 
     def _where(self, node: Node) -> str:
-        return node.path or node.found.name
+        return node.path or node.info.name
 
     def _answered(self, what: str) -> Answered:
         return Answered(self.complaints, what)

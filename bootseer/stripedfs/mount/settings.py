@@ -1,4 +1,4 @@
-"""What a mount of checkpoints may be told; the one place of these defaults."""
+"""The settings of a mount of checkpoints, with their defaults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ WRITING = WriteSettings()
 class MountSettings:
     """One mount. `url` is a folder, a checkpoint or a file of a store.
 
-    Files of `direct_bytes` and more are read past the page cache; `writable` lets files be saved.
-    The first look at it may take `look_s`. Reads that get no bytes for `deadline_s` fail with
-    EIO. `cache` is a directory of this node
-    for what was read (none: memory alone, `memory_bytes` of it). With `for_pid` the mount ends
-    with that process. `log_file` takes what went wrong, a line each.
+    Files of `direct_bytes` and more bypass the page cache; `writable` lets files be saved. The
+    first access to the store may take `look_s`. Reads that get no bytes for `deadline_s` fail with
+    EIO. `cache` is a directory of this node for what was read; blocks take `memory_bytes` besides.
+    With `for_pid` the mount ends with that process. `log_file` gets a line for each fault.
     """
 
     url: str

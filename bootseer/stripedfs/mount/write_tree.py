@@ -1,20 +1,20 @@
 """A mounted folder of a store that files can be saved into: written once, from start to end.
 
-A file becomes visible to others when its descriptor is closed, whole: that is when `close` tells
-of errors, too. Until then it is in this mount alone. Writing elsewhere than at the end of what
-was written gives ESPIPE, and then nothing of it is published. What comes after a close, by
-another descriptor of the same opening (a shell's `(a; b) > file`), makes the file anew with the
-bytes before. Only the process that wrote publishes by a close: one that it forked closes what it
-inherited at any time. A file whose server died while it was written is not published, and its
-`close` fails with EIO.
+A file becomes visible to others when its descriptor is closed, as a whole; `close` reports errors,
+too. Until then it is in this mount alone. A write at any offset but the end of what was written
+gives ESPIPE, and then nothing of the file is published. Bytes that follow a close, through another
+descriptor of the same opening (a shell's `(a; b) > file`), publish the file once more, with the
+earlier bytes in front. Only a close by the process that wrote publishes: a process that it forked
+closes inherited descriptors at any time. A file whose server died while it was written is not
+published, and its `close` fails with EIO.
 
 A file may be renamed while it is written, as safetensors does: it is published under its last
-name. One that is removed is not published, and who writes it has ESTALE. `ftruncate` before the
-first byte says how many there will be; with fewer, `close` fails. A folder in which a file is
-being written cannot be renamed (EBUSY).
+name. A file that is removed is not published, and further writes get ESTALE. `ftruncate` before the
+first byte announces the length; with fewer bytes, `close` fails. A folder in which a file is being
+written cannot be renamed (EBUSY).
 
-Created files get inode numbers by chance, for nobody knows their bytes yet. A file that is
-written anew keeps its inode, and so its pages: who read what was before has ESTALE from then on.
+New files get random inode numbers, as their bytes are not known yet. A file that is written again
+keeps its inode, and so its pages: readers of the previous bytes get ESTALE from then on.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
 from bootseer.fuse.serve.requesters import closes_because_killed
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import BadFieldError
-from bootseer.stripedfs.format.manifest import Attributes, Link, inside
+from bootseer.stripedfs.format.manifest import Attributes, Link, check_target
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.inodes import Node, base_of, below, stamp_of
+from bootseer.stripedfs.mount.open_for_writing import (
+    SaveState,
+    WritableFile,
+    WritableFiles,
+    is_write_handle,
+    new_write_handle,
+)
 from bootseer.stripedfs.mount.read_tree import StripedTree
 from bootseer.stripedfs.mount.settings import DEADLINE_S
+from bootseer.stripedfs.mount.staged_sets import METADATA_NAME, StagedSets
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.stripedfs.read.open import open_file
 from bootseer.stripedfs.write import rename_remove
 from bootseer.stripedfs.write.dcp_files import StagedFile, is_staged
-from bootseer.stripedfs.write.saved_file import Saving
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-
-WRITE_HANDLE = 0x5A5A5 << 44
-WRITE_MASK = 0xFFFFF << 44
 FREE_BYTES = 1 << 50
 """What `statfs` calls free: a store does not say, and programs ask before they save."""
-METADATA_BYTES = namespace.METADATA.encode()
 RENAME_NOREPLACE = 1
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """What is shown where nothing was set."""
@@ -65,16 +65,6 @@ FILE_NAME_BYTES = FOLDER_NAME_BYTES - len(SUFFIX)
 LINK_TARGET_BYTES = 1024
 """Of a symbolic link; the object that says it has 4 KiB, six for a byte at the worst."""
 WRITING = WriteSettings()
-
-
-class SavedSet:
-    """A distributed checkpoint that is being saved over the one in its folder; see `dcpsets`."""
-
-    def __init__(self) -> None:
-        self.staged: dict[bytes, tuple[Node, StagedFile]] = {}
-        """Files of it that were begun here, by their names; no folder lists them."""
-        self.metadata_removed = False
-        """Its saver has removed the `.metadata` of before, which stays until there is a new one."""
 
 
 class WritableTree(StripedTree):
@@ -104,18 +94,15 @@ class WritableTree(StripedTree):
         )
         self._writing = writing
         self._fetcher = fetcher
-        self._say = say
-        self._lock = threading.Lock()
-        self._saving: dict[Handle, Saving] = {}
-        self._sets: dict[Inode, SavedSet] = {}
-        self._hidden: dict[Inode, set[bytes]] = {}
-        """Files of whole directories that were removed here: others see them until all go."""
+        self._say = say or _ignore
+        self._sets = StagedSets(store, self.nodes, self._say)
+        self._writable = WritableFiles(self.nodes, self.files, self._sets, self._say)
 
     # --- one file -----------------------------------------------------------------------------
 
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
         with self._answered("create"):
-            folder = self._changeable(self.node(parent))
+            folder = self._check_changeable(self.node(parent))
             known = self.listing(folder).get(name)
             if known is not None and flags & os.O_EXCL:
                 raise FileSystemError(errno.EEXIST)
@@ -125,16 +112,16 @@ class WritableTree(StripedTree):
                 self.nodes.refer(node.inode)
                 return self._attr(node), opened
             if known is not None:
-                node = self._changeable(self.node(known))
-                if node.found.link:  # made by others a moment ago: the kernel shall follow it
+                node = self._check_changeable(self.node(known))
+                if node.info.link:  # made by others a moment ago: the kernel must follow it
                     raise FileSystemError(errno.ESTALE)
-                opened = self._write_handle(node, flags | os.O_TRUNC)
+                opened = self._open_for_writing(node, flags | os.O_TRUNC)
             else:
                 with self.nodes.lock:  # no store knows it: a listing must find it being written
                     node = self._new(folder, name)
                     if mode != FILE_MODE:
-                        node.found = node.found._replace(attributes=Attributes(mode))
-                    opened = self._write_handle(node, flags | os.O_TRUNC)
+                        node.info = node.info._replace(attributes=Attributes(mode))
+                    opened = self._open_for_writing(node, flags | os.O_TRUNC)
             self.nodes.refer(node.inode)
             return self._attr(node), opened
 
@@ -142,8 +129,8 @@ class WritableTree(StripedTree):
         if flags & os.O_ACCMODE == os.O_RDONLY:
             with self._answered("open"):
                 node = self.node(inode)
-                self._settle(node)
-                if self._staged_as(node) is not None:
+                self._writable.check_not_written(node)
+                if self._sets.staged_file(node) is not None:
                     raise FileSystemError(errno.EBUSY)
             return super().open(inode, flags)
         with self._answered("open"):
@@ -151,18 +138,19 @@ class WritableTree(StripedTree):
             parent = self.nodes.get(node.parent)
             if flags & os.O_TRUNC and parent is not None and self._begins_staged(parent, node.name):
                 return self._stage(parent, node.name, node)[1]
-            self._changeable(node)
-            if node.found.is_folder:
+            self._check_changeable(node)
+            if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            if node.found.link:
+            if node.info.link:
                 raise FileSystemError(errno.ELOOP)
-            return self._write_handle(node, flags)
+            return self._open_for_writing(node, flags)
 
     def read(
         self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
     ) -> Data | memoryview | None:
-        writing = handle & WRITE_MASK == WRITE_HANDLE
-        if writing and (self.files.get(handle) is None or self._saving_of(handle).touched):
+        if is_write_handle(handle) and (
+            self.files.get(handle) is None or self._file(handle).unpublished
+        ):
             # Opened for both: only what was there before can be read, until something is written.
             raise FileSystemError(errno.EBADF)
         return super().read(inode, handle, offset, size, later)
@@ -170,130 +158,126 @@ class WritableTree(StripedTree):
     def write(
         self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
-        saving = self._saving_of(handle)
-        with self._answered("write"), saving.lock:
+        file = self._file(handle)
+        with self._answered("write"), file.lock:
             try:
-                return saving.write(offset, data, owner)
+                return file.write(offset, data, owner)
             except BaseException:  # whatever it is: the name is what it was before
-                self._give_up(saving)
+                self._writable.give_up(file)
                 raise
 
     def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
-        if handle & WRITE_MASK != WRITE_HANDLE:
+        if not is_write_handle(handle):
             return
-        saving = self._saving_of(handle)
-        with self._answered("close"), saving.lock:
-            saving.check()
-            if not saving.written_by(owner):
+        file = self._file(handle)
+        with self._answered("close"), file.lock:
+            file.check()
+            if not file.is_writer(owner):
                 return  # a child closes what it inherited; the writer goes on
-            if saving.touched and self._is_orphaned(saving, thread):
+            if file.unpublished and self._is_orphaned(file, thread):
                 return
-            saving.check_whole()
-            saving.flushed = True
-            if saving.size_bytes:
+            file.check_whole()
+            file.note_closed()
+            if file.size_bytes:
                 # An empty file waits for its last descriptor: a shell closes one before it writes.
-                self._publish(saving)
+                self._writable.publish(file)
 
-    def _is_orphaned(self, saving: Saving, thread: int) -> bool:
-        """Whether its writer was killed; FileSystemError(EIO) where that could not be told."""
-        why = "its writer was killed"
-        unknown: OSError | None = None
+    def _is_orphaned(self, file: WritableFile, thread: int) -> bool:
+        """Whether its writer was killed; FileSystemError(EIO) where that cannot be determined."""
+        name = file.node.info.name
         try:
-            saving.orphaned = closes_because_killed(thread)
-        except OSError as error:  # what is there is whole for certain, and who lives is told
-            why = f"whether its writer was killed could not be told ({error}); save it again"
-            unknown, saving.orphaned = error, True
-        if saving.orphaned and self._say is not None:
-            self._say(f"{saving.node.found.name} is not published: {why}")
-        if unknown is not None:
-            raise FileSystemError(errno.EIO) from unknown
-        return saving.orphaned
+            killed = closes_because_killed(thread)
+        except OSError as error:  # only what is certainly whole is published
+            file.note_writer(killed=True)
+            self._say(
+                f"{name} is not published: whether its writer was killed could not be told "
+                f"({error}); save it again"
+            )
+            raise FileSystemError(errno.EIO) from error
+        file.note_writer(killed=killed)
+        if killed:
+            self._say(f"{name} is not published: its writer was killed")
+        return killed
 
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
-        """Before the first byte it announces how many there will be, as `ftruncate` does."""
-        saving = self._saving_of(handle)
-        with self._answered("fallocate"), saving.lock:
-            saving.check()
+        """Before the first byte it announces the length, as `ftruncate` does."""
+        file = self._file(handle)
+        with self._answered("fallocate"), file.lock:
+            file.check()
             if mode & ~FALLOC_FL_KEEP_SIZE:
                 raise FileSystemError(errno.EOPNOTSUPP)
-            if mode or offset + length <= max(saving.size_bytes, saving.promised_bytes):
+            if mode or offset + length <= max(file.size_bytes, file.promised_bytes):
                 return
-            if not saving.touched or saving.size_bytes:
+            if not file.unpublished or file.size_bytes:
                 raise FileSystemError(errno.ESPIPE)  # and nothing is lost of what was written
-            saving.truncate(offset + length)
+            file.truncate(offset + length)
 
     def fsync(self, inode: Inode, handle: Handle) -> None:
-        """Only a closed file is durable; this tells of errors met so far."""
-        if handle & WRITE_MASK == WRITE_HANDLE:
-            saving = self._saving_of(handle)
-            with self._answered("fsync"), saving.lock:
-                saving.check()
+        """Only a closed file is durable; this reports the errors met so far."""
+        if is_write_handle(handle):
+            file = self._file(handle)
+            with self._answered("fsync"), file.lock:
+                file.check()
 
     def release(self, inode: Inode, handle: Handle) -> None:
-        saving = self._saving.get(handle)
-        if saving is None:
+        file = self._writable.by_handle.get(handle)
+        if file is None:
             super().release(inode, handle)
             return
         try:
-            with self._answered("close"), saving.lock:
-                if saving.orphaned:
-                    self._give_up(saving)
+            with self._answered("close"), file.lock:
+                if file.state is SaveState.ORPHANED:
+                    self._writable.give_up(file)
                 else:
-                    self._publish(saving)
+                    self._writable.publish(file)
         except BaseException:  # whatever it is: nothing of it becomes visible any more
-            self._give_up(saving)
+            self._writable.give_up(file)
             raise
         finally:
-            # Last, so that who opens it meanwhile waits for this one's end.
-            self._saving.pop(handle, None)
+            # Last, so that an opening in the meantime waits for the end of this one.
+            self._writable.by_handle.pop(handle, None)
             self.files.drop(handle)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
         with self._answered("truncate"):
-            node = self._changeable(self.node(inode))
+            node = self._check_changeable(self.node(inode))
             if size == self._attr(node).size_bytes:
                 return self._attr(node)
-            writers = [s for s in list(self._saving.values()) if s.node.inode == node.inode]
-            for saving in writers:
-                with saving.lock:
+            files = self._writable.of(node)
+            for file in files:
+                with file.lock:
                     try:
-                        saving.truncate(size)
+                        file.truncate(size)
                     except BaseException:  # as in `write`
-                        self._give_up(saving)
+                        self._writable.give_up(file)
                         raise
-            if size > self._attr(node).size_bytes and not writers:
+            if size > self._attr(node).size_bytes and not files:
                 raise FileSystemError(errno.ESPIPE)
-            if not writers:
-                saving = Saving(self.store, node, self._writing, self._fetcher)
-                saving.cut(size)
-                self._publish(saving)
+            if not files:
+                file = WritableFile(self.store, node, self._writing, self._fetcher)
+                file.cut(size)
+                self._writable.publish(file)
             return self._attr(node)
 
     def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
         with self._answered("setattr"):
             node = self.node(inode)
-            if self._staged_as(node) is not None:
+            if self._sets.staged_file(node) is not None:
                 raise FileSystemError(errno.EPERM)  # they belong to what is published whole
-            self._changeable(node)
-            if len(node.name) > FILE_NAME_BYTES:  # a folder: nothing can lie beside it
+            self._check_changeable(node)
+            if len(node.name) > FILE_NAME_BYTES:  # a folder: no name has room for the suffix
                 raise FileSystemError(errno.ENAMETOOLONG)
             given = Attributes(mode, mtime_ns)
-            writing = self._written(node)
-            if writing is not None:
-                before = writing.attributes
-                writing.attributes = Attributes(
-                    before.mode if mode is None else mode,
-                    before.mtime_ns if mtime_ns is None else mtime_ns,
-                )
-                node.found = node.found._replace(attributes=writing.attributes)
+            file = self._writable.finish_closed(node)
+            if file is not None:
+                file.attributes = file.attributes.updated(given)
+                node.info = node.info._replace(attributes=file.attributes)
             elif node.inode == ROOT:  # nothing of the store stands for it
-                before = node.found.attributes or Attributes()
-                mode = before.mode if mode is None else mode
-                mtime_ns = before.mtime_ns if mtime_ns is None else mtime_ns
-                node.found = node.found._replace(attributes=Attributes(mode, mtime_ns))
+                before = node.info.attributes or Attributes()
+                node.info = node.info._replace(attributes=before.updated(given))
             else:
-                found = self._look(node.found.name)._replace(attributes=node.found.attributes)
-                node.found = rename_remove.set_attributes(self.store, found, given)
+                info = self._look(node.info.name)._replace(attributes=node.info.attributes)
+                node.info = rename_remove.set_attributes(self.store, info, given)
                 with self.nodes.lock:
                     self.nodes.touch(node.parent, node.name)
             return self._attr(node)
@@ -302,34 +286,34 @@ class WritableTree(StripedTree):
 
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
         with self._answered("mkdir"):
-            folder = self._changeable(self.node(parent))
+            folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
-            # A mode of its own is kept in a file beside the folder, whose name is longer.
+            # A mode of its own is kept in an object of a longer name.
             has_mode = mode & 0o7777 != FOLDER_MODE
-            target = self._name(folder, name, is_alone=not has_mode)
+            target = self._name(folder, name, has_suffix=has_mode)
             self.store.mkdir(target)
-            node = self.nodes.add(folder, name, Found(target, 0, time.time(), True))
+            node = self.nodes.add(folder, name, PathInfo(target, 0, time.time(), True))
             if has_mode:
                 given = Attributes(mode & 0o7777)
-                node.found = rename_remove.set_attributes(
-                    self.store, self._look(node.found.name), given
+                node.info = rename_remove.set_attributes(
+                    self.store, self._look(node.info.name), given
                 )
             self.nodes.refer(node.inode)
             return self._attr(node)
 
     def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr:
         with self._answered("symlink"):
-            folder = self._changeable(self.node(parent))
+            folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
-            found = self._name(folder, name)
+            path = self._name(folder, name)
             self._check_target(folder, name, os.fsdecode(target))
             link = Link(os.fsdecode(target), time.time_ns())
             if len(target) > LINK_TARGET_BYTES:
                 raise FileSystemError(errno.ENAMETOOLONG)
-            rename_remove.link(self.store, found, link)
-            node = self.nodes.add(folder, name, self._look(found))
+            rename_remove.make_link(self.store, path, link)
+            node = self.nodes.add(folder, name, self._look(path))
             self.nodes.refer(node.inode)
             return self._attr(node)
 
@@ -337,47 +321,47 @@ class WritableTree(StripedTree):
     def _check_target(folder: Node, name: bytes, target: str) -> None:
         """Raise FileSystemError(EXDEV) for a target that is absolute or not in this mount."""
         try:
-            inside(below(folder, os.fsdecode(name)), target)
+            check_target(below(folder, os.fsdecode(name)), target)
         except BadFieldError as error:
             raise FileSystemError(errno.EXDEV) from error
 
     def unlink(self, parent: Inode, name: bytes) -> None:
         with self._answered("unlink"):
-            folder = self._changeable(self.node(parent))
+            folder = self._check_changeable(self.node(parent))
             node = self.child(folder, name)
             if self._unlink_member(folder, node):
                 return
-            self._changeable(node)
-            if node.found.is_folder:
+            self._check_changeable(node)
+            if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
-            self._written(node)
-            with self._forsaken(node):
+            self._writable.finish_closed(node)
+            with self._writable.removing(node):
                 try:
-                    rename_remove.remove(self.store, self._look(node.found.name))
+                    rename_remove.remove(self.store, self._look(node.info.name))
                 except NotFoundError:
-                    pass  # somebody else was quicker
+                    pass  # another one was quicker
             self.nodes.remove(node)
 
     def rmdir(self, parent: Inode, name: bytes) -> None:
         with self._answered("rmdir"):
-            node = self.child(self._changeable(self.node(parent)), name)
-            if not node.found.is_folder:
+            node = self.child(self._check_changeable(self.node(parent)), name)
+            if not node.info.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
             self.nodes.outdate(node)
-            saved_set = self._sets.get(node.inode)
+            staged_set = self._sets.get(node.inode)
             left = dict(self.listing(node))
-            if saved_set is not None and saved_set.metadata_removed:
-                left.pop(os.fsencode(namespace.METADATA), None)
+            if staged_set is not None and staged_set.metadata_removed:
+                left.pop(METADATA_NAME, None)
             if left:
                 raise FileSystemError(errno.ENOTEMPTY)
-            self._changeable(node)
-            self._drop_set(node)
-            if namespace.METADATA.encode() in self.listing(node):
-                metadata = self.child(node, namespace.METADATA.encode())
-                if metadata.found.tree is None:
-                    rename_remove.remove(self.store, self._look(metadata.found.name))
+            self._check_changeable(node)
+            self._sets.drop(node.inode)
+            if METADATA_NAME in self.listing(node):
+                metadata = self.child(node, METADATA_NAME)
+                if metadata.info.tree is None:
+                    rename_remove.remove(self.store, self._look(metadata.info.name))
             self._remove_folder(node)
-            self._hidden.pop(node.inode, None)
+            node.hidden.clear()
             self.nodes.remove(node)
 
     def rename(
@@ -386,43 +370,45 @@ class WritableTree(StripedTree):
         with self._answered("rename"):
             if flags & ~RENAME_NOREPLACE:
                 raise FileSystemError(errno.EINVAL)
-            node = self._changeable(self.child(self._changeable(self.node(parent)), name))
-            writing = self._written(node)
-            staged = self._staged_as(node)
+            node = self._check_changeable(
+                self.child(self._check_changeable(self.node(parent)), name)
+            )
+            file = self._writable.finish_closed(node)
+            staged = self._sets.staged_file(node)
             if staged is not None:
-                if writing is not None or (parent, METADATA_BYTES) != (new_parent, new_name):
+                if file is not None or (parent, METADATA_NAME) != (new_parent, new_name):
                     raise FileSystemError(errno.EBUSY)
-                self._publish_set(self.node(parent), staged)
+                self._sets.publish(self.node(parent), staged)
                 return
-            self._settle_below(node)
-            folder = self._changeable(self.node(new_parent))
+            self._check_nothing_written_below(node)
+            folder = self._check_changeable(self.node(new_parent))
             inode = self.listing(folder).get(new_name)
             if inode == node.inode:
                 return
             over = None if inode is None else self.node(inode)
             if over is not None:
                 self._check_over(node, over, flags)
-            is_alone = node.found.is_folder and node.found.attributes is None
-            target = self._name(folder, new_name, is_alone=is_alone)
-            self._drop_set(node)
-            if node.found.link:
-                self._check_target(folder, new_name, node.found.link)
+            has_suffix = not node.info.is_folder or node.info.attributes is not None
+            target = self._name(folder, new_name, has_suffix=has_suffix)
+            self._sets.drop(node.inode)
+            if node.info.link:
+                self._check_target(folder, new_name, node.info.link)
             with contextlib.ExitStack() as stack:
                 if over is not None:
-                    stack.enter_context(self._forsaken(over))
-                if writing is not None:
-                    stack.enter_context(writing.lock)
+                    stack.enter_context(self._writable.removing(over))
+                if file is not None:
+                    stack.enter_context(file.lock)
                 stack.enter_context(self.files.moves())
-                found = self._moved(node, target, writing)
+                info = self._move(node, target, file)
                 if over is not None:
                     self.nodes.remove(over)
-                self.nodes.move(node, folder, new_name, found)
+                self.nodes.move(node, folder, new_name, info)
                 self._follow(node)
-                if found.version is not None:  # the version lies elsewhere: so do its files
+                if info.version is not None:  # the version lies elsewhere: so do its files
                     self.nodes.outdate(node)
 
     def _follow(self, moved: Node) -> None:
-        """Whoever reads a file that was moved, or that lies below what was, goes on with it."""
+        """Let readers of a file that was moved, or lies below what was, go on with its bytes."""
         with limited(self._deadline_s):  # all of them together: others wait for this rename
             for place in self.files.places():
                 node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
@@ -431,59 +417,60 @@ class WritableTree(StripedTree):
                 if not node.listed:  # it was removed or replaced: others have its name
                     continue
                 # A version keeps its own name, in whichever folder it lies by now.
-                version = node.found.version
+                version = node.info.version
                 of_it = "" if version is None else version.folder.rpartition("/")[2]
                 with contextlib.suppress(BootseerError):
-                    source = namespace.source_of(self.store, node.found)
-                    if source.size_bytes == node.found.size_bytes and source.key.endswith(of_it):
+                    source = open_file(self.store, node.info)
+                    if source.size_bytes == node.info.size_bytes and source.key.endswith(of_it):
                         self.files.move(place, source, self._where(node))
 
-    def _settle_below(self, folder: Node) -> None:
-        """As `_settle`, of all that is written below a folder, as drafts have its present name."""
-        for saving in self._unpublished():
-            taken = (saving.node.found, *(each for _, each in saving.left))
-            if any(each.name.startswith(f"{folder.found.name}/") for each in taken):
-                self._settle(saving.node)
+    def _check_nothing_written_below(self, folder: Node) -> None:
+        """As `check_not_written`, of all files below a folder: drafts have its present name."""
+        for file in self._writable.all():
+            held = (file.node.info, *(each for _, each in file.left))
+            below_it = any(each.name.startswith(f"{folder.info.name}/") for each in held)
+            if below_it and file.unpublished:
+                self._writable.check_not_written(file.node)
 
-    def _look(self, name: str) -> Found:
-        """What the store holds under a name; a link is what it is, for the kernel follows it."""
-        return namespace.look(self.store, name, follow=False)
+    def _look(self, name: str) -> PathInfo:
+        """What the store holds under a name; links are not followed, as the kernel does that."""
+        return namespace.look_up(self.store, name, follow=False)
 
-    def _moved(self, node: Node, target: str, writing: Saving | None) -> Found:
-        """On the store; what is being written only later, when it is published."""
-        if writing is None or not writing.touched:  # or no more
-            found = self._look(node.found.name)._replace(attributes=node.found.attributes)
-            rename_remove.move(self.store, found, target)
-            return self._look(target)._replace(attributes=node.found.attributes)
+    def _move(self, node: Node, target: str, file: WritableFile | None) -> PathInfo:
+        """Rename on the store; what is being written gets its new name when it is published."""
+        if file is None or not file.unpublished:  # any more
+            info = self._look(node.info.name)._replace(attributes=node.info.attributes)
+            rename_remove.move(self.store, info, target)
+            return self._look(target)._replace(attributes=node.info.attributes)
         try:
-            before = self._look(node.found.name)
+            before = self._look(node.info.name)
         except NotFoundError:
-            before = None  # nothing was there before it
-        writing.move(target, None if before is None else (node.parent, before))
-        return node.found._replace(name=target)
+            before = None  # the file is new
+        file.move(target, None if before is None else (node.parent, before))
+        return node.info._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
+        """Raise what keeps `node` from replacing `over`, and remove an empty folder there."""
         if flags & RENAME_NOREPLACE:
             raise FileSystemError(errno.EEXIST)
-        self._settle(over)
-        if over.found.is_folder and not node.found.is_folder:
+        self._writable.check_not_written(over)
+        if over.info.is_folder and not node.info.is_folder:
             raise FileSystemError(errno.EISDIR)
-        if node.found.is_folder and not over.found.is_folder:
+        if node.info.is_folder and not over.info.is_folder:
             raise FileSystemError(errno.ENOTDIR)
-        if over.found.is_folder:
-            if over.found.version is not None or self.listing(over):
+        if over.info.is_folder:
+            if over.info.version is not None or self.listing(over):
                 raise FileSystemError(errno.ENOTEMPTY)
             self._remove_folder(over)
 
     def _remove_folder(self, node: Node) -> None:
         try:
-            rename_remove.remove(self.store, node.found)
+            rename_remove.remove(self.store, node.info)
         except BootseerError as error:
-            hidden = rename_remove.held(self.store, node.found.name)
+            hidden = rename_remove.list_held(self.store, node.info.name)
             if not hidden:
                 raise
-            if self._say is not None:
-                self._say(f"{node.found.name} stays: it holds {', '.join(hidden)}")
+            self._say(f"{node.info.name} stays: it holds {', '.join(hidden)}")
             raise FileSystemError(errno.ENOTEMPTY) from error
 
     # --- distributed checkpoints, which are published whole ------------------------------------
@@ -492,122 +479,74 @@ class WritableTree(StripedTree):
         try:
             return super().child(parent, name)
         except FileSystemError:
-            saved_set = self._sets.get(parent.inode)
-            if saved_set is None or name not in saved_set.staged:
+            entry = self._sets.find(parent.inode, name)
+            if entry is None:
                 raise
-            return saved_set.staged[name][0]
+            return entry[0]
 
     def _begins_staged(self, folder: Node, name: bytes) -> bool:
         """Whether a file that is written from its start is part of a checkpoint over another."""
         if not is_staged(os.fsdecode(name)) or folder.inode == ROOT or folder.path == "":
             return False
         parent = self.nodes.get(folder.parent)
-        if parent is not None and folder.found.version is None:
-            # Who else saves into it may have published it a moment ago.
+        if parent is not None and folder.info.version is None:
+            # Another mount that saves into it may have published it a moment ago.
             self.nodes.outdate(folder)
             self.nodes.outdate(parent)
             self.listing(parent)
-        if folder.found.version is not None:
-            return folder.found.beside
-        there = [os.fsdecode(each) for each in self.listing(folder)]
-        shards = (each != namespace.METADATA and namespace.is_member(each) for each in there)
-        return namespace.METADATA in there and any(shards)
+        if folder.info.version is not None:
+            return folder.info.shares_folder
+        names = [os.fsdecode(each) for each in self.listing(folder)]
+        shards = (each != namespace.DCP_METADATA and namespace.is_dcp_file(each) for each in names)
+        return namespace.DCP_METADATA in names and any(shards)
 
     def _stage(self, folder: Node, name: bytes, before: Node | None) -> tuple[Node, Opened]:
-        """Begin a file of a set. The one of before stays where it is, under another inode."""
+        """Begin a file of a set. The previous file stays where it is, under another inode."""
         if before is not None:
-            self._settle(before)
-        saved_set = self._sets.setdefault(folder.inode, SavedSet())
-        earlier = saved_set.staged.get(name)
+            self._writable.check_not_written(before)
+        earlier = self._sets.find(folder.inode, name)
         if earlier is not None:
-            if self._written(earlier[0]) is not None:
+            if self._writable.finish_closed(earlier[0]) is not None:
                 raise FileSystemError(errno.EBUSY)
             earlier[1].abort()
         base = os.fsdecode(name)
-        found = Found(f"{folder.found.name}/{base}", 0, time.time(), False)
+        info = PathInfo(f"{folder.info.name}/{base}", 0, time.time(), False)
         if before is None:
-            node = self.nodes.add_unlisted(folder, name, found)
+            node = self.nodes.add_unlisted(folder, name, info)
         elif earlier is not None and earlier[0] is before:
             node = before
-            node.found = found
+            node.info = info
         else:
             node = before
             if self.listing(folder).get(name) == node.inode:  # else it was replaced by others
                 self.nodes.supersede(node)
             self.files.outdate(node.inode)
-            node.found, node.key = found, ""
-        staged = StagedFile(self.store, folder.found.name, base, self._writing)
-        saved_set.staged[name] = (node, staged)
-        self._hidden.pop(folder.inode, None)
-        saving = Saving(self.store, node, self._writing, self._fetcher, staged)
-        saving.begin()
-        handle = Handle(WRITE_HANDLE | secrets.randbits(43))
-        with self._lock:
-            self._saving[handle] = saving
+            node.info, node.key = info, ""
+        staged = StagedFile.begin(self.store, folder.info.name, base, self._writing)
+        self._sets.add(folder.inode, name, node, staged)
+        folder.hidden.clear()
+        file = WritableFile(self.store, node, self._writing, self._fetcher, staged)
+        file.begin()
+        handle = new_write_handle()
+        self._writable.by_handle[handle] = file
         return node, Opened(handle, direct=True, keep_cache=False)
 
-    def _staged_as(self, node: Node) -> StagedFile | None:
-        """What a node's bytes wait in until its set is published; None for any other."""
-        saved_set = self._sets.get(node.parent)
-        found = None if saved_set is None else saved_set.staged.get(node.name)
-        return found[1] if found is not None and found[0] is node else None
-
-    def _publish_copied(self, inode: Inode) -> None:
-        """Publish a set whose `.metadata` was written under its own name, once all is there.
-
-        All by one process: a copy that was cut short has nothing to do with a save after it.
-        """
-        folder, saved_set = self.nodes.get(inode), self._sets.get(inode)
-        if folder is None or saved_set is None or METADATA_BYTES not in saved_set.staged:
-            return
-        metadata = saved_set.staged[METADATA_BYTES][1]
-        copied = {
-            os.fsdecode(name)
-            for name, (_, staged) in saved_set.staged.items()
-            if not staged.open and staged.owner == metadata.owner
-        }
-        if not metadata.open and metadata.named() <= copied and not metadata.missing():
-            self._publish_set(folder, metadata)
-
-    def _publish_set(self, folder: Node, metadata: StagedFile) -> None:
-        missing = metadata.missing()
-        if missing:
-            if self._say is not None:
-                self._say(
-                    f"{folder.found.name} is not published: its .metadata names "
-                    f"{', '.join(missing[:5])}, which nobody has saved; save it again"
-                )
-            raise FileSystemError(errno.EIO)
-        metadata.publish()
-        self._drop_set(folder)
-        found = self._look(folder.found.name)
-        with self.nodes.lock:
-            folder.found = found
-            self.nodes.outdate(folder)
-            self.nodes.touch(folder.parent, folder.name)
-
-    def _drop_set(self, folder: Node) -> None:
-        """What was saved for it and not published will not be."""
-        saved_set = self._sets.pop(folder.inode, None)
-        for _, staged in () if saved_set is None else saved_set.staged.values():
-            staged.abort()
-
     def _unlink_member(self, folder: Node, node: Node) -> bool:
-        """Take a file of a set away as far as this mount shows it; False for any other file."""
-        saved_set = self._sets.get(folder.inode)
-        staged = self._staged_as(node)
-        if saved_set is not None and staged is not None:
-            if self._written(node) is not None:
+        """Remove a file of a set from what this mount shows; False for any other file."""
+        staged = self._sets.staged_file(node)
+        if staged is not None:
+            if self._writable.finish_closed(node) is not None:
                 raise FileSystemError(errno.EBUSY)
-            del saved_set.staged[node.name]
+            self._sets.remove(node)
             staged.abort()
             return True
-        if saved_set is not None and saved_set.staged and node.name == METADATA_BYTES:
-            saved_set.metadata_removed = True
+        staged_set = self._sets.get(folder.inode)
+        if staged_set is not None and staged_set.files and node.name == METADATA_NAME:
+            staged_set.metadata_removed = True
             return True
-        if not folder.found.beside or node.found.tree is None:
+        if not folder.info.shares_folder or node.info.tree is None:
             return False
-        self._hidden.setdefault(folder.inode, set()).add(node.name)
+        folder.hidden.add(node.name)
         self.nodes.outdate(folder)
         return True
 
@@ -618,169 +557,94 @@ class WritableTree(StripedTree):
         return total + FREE_BYTES, FREE_BYTES, files + (1 << 30), 1 << 30
 
     def destroy(self) -> None:
-        for saving in list(self._saving.values()):
-            with saving.lock:
-                saving.abort()
-        for inode, saved_set in list(self._sets.items()):
-            folder = self.nodes.get(inode)
-            if saved_set.staged and self._say is not None:
-                shown = b", ".join(saved_set.staged).decode(errors="replace")
-                where = "" if folder is None else folder.found.name
-                self._say(f"{shown} of {where} is not published: no .metadata came after it")
-            for _, staged in saved_set.staged.values():
-                staged.abort()
+        for file in self._writable.all():
+            with file.lock:
+                file.abort()
+        self._sets.close()
         super().destroy()
 
-    def _filled(self, node: Node, found: Sequence[Found], *, outdated: bool) -> dict[bytes, Inode]:
-        """Less what goes as soon as that is published which was moved away from it."""
+    def _filled(
+        self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
+    ) -> dict[bytes, Inode]:
+        """As the store lists it, less names that files were moved away from and hidden ones."""
         leaving = {
-            (each.name, stamp_of(each))
-            for saving in list(self._saving.values())
-            for _, each in saving.left
+            (each.name, stamp_of(each)) for file in self._writable.all() for _, each in file.left
         }
-        said = [each for each in found if (each.name, stamp_of(each)) not in leaving]
-        hidden = self._hidden.get(node.inode)
-        if hidden:
-            said = [each for each in said if base_of(each) not in hidden]
-        return super()._filled(node, said, outdated=outdated)
+        shown = [
+            each
+            for each in infos
+            if (each.name, stamp_of(each)) not in leaving and base_of(each) not in node.hidden
+        ]
+        return super()._filled(node, shown, outdated=outdated)
 
-    def _kept(self, node: Node, found: Sequence[Found]) -> dict[bytes, Node]:
+    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
-        there = {base_of(each) for each in found}
+        listed = {base_of(each) for each in infos}
         return {
-            saving.node.name: saving.node
-            for saving in list(self._saving.values())
-            if saving.node.parent == node.inode
-            and saving.staged is None
-            and (saving.touched or (saving.node.name in there and not saving.failed))
+            file.node.name: file.node
+            for file in self._writable.all()
+            if file.node.parent == node.inode
+            and file.staged is None
+            and (
+                file.unpublished
+                or (file.node.name in listed and file.state is not SaveState.FAILED)
+            )
         }
 
     def _attr(self, node: Node) -> Attr:
         attr = super()._attr(node)
-        for saving in self._unpublished():
-            if saving.node.inode == node.inode:
-                return attr._replace(size_bytes=max(saving.size_bytes, saving.promised_bytes))
+        for file in self._writable.of(node):
+            if file.unpublished:
+                return attr._replace(size_bytes=max(file.size_bytes, file.promised_bytes))
         return attr
 
-    def _unpublished(self) -> list[Saving]:
-        return [saving for saving in list(self._saving.values()) if saving.touched]
-
-    def _saving_of(self, handle: Handle) -> Saving:
-        found = self._saving.get(handle)
-        if found is None:
+    def _file(self, handle: Handle) -> WritableFile:
+        file = self._writable.by_handle.get(handle)
+        if file is None:
             raise FileSystemError(errno.EIO)  # it was being written when the server died
-        return found
+        return file
 
-    def _settle(self, node: Node) -> None:
-        """Publish what waits for its last descriptor alone; refuse what is being written."""
-        if self._written(node) is not None:
-            raise FileSystemError(errno.EBUSY)
-
-    def _written(self, node: Node) -> Saving | None:
-        """Publish what waits for its last descriptor alone; what is being written, if anything."""
-        for saving in self._unpublished():
-            if saving.node.inode == node.inode:
-                with saving.lock:
-                    if saving.orphaned:
-                        self._give_up(saving)
-                    elif saving.flushed:
-                        self._publish(saving)
-                    elif saving.touched:
-                        return saving
-        return None
-
-    def _give_up(self, saving: Saving, number: int = errno.EIO) -> None:
-        """Nothing of it becomes visible; what was before may still be there."""
-        saving.fail(FileSystemError(number))
-        saved_set = self._sets.get(saving.node.parent)
-        if saved_set is not None and self._staged_as(saving.node) is not None:
-            del saved_set.staged[saving.node.name]
-        for folder in (saving.node.parent, *(each for each, _ in saving.left)):
-            self.nodes.outdate(self.nodes.get(folder))
-        saving.left.clear()
-
-    def _publish(self, saving: Saving) -> None:
-        found = saving.publish()
-        if found is None:
-            return
-        with self.nodes.lock:  # from here on the store tells of it, and no listing of before may
-            saving.settle(found)
-            self.nodes.touch(saving.node.parent, saving.node.name)
-        if saving.problem is not None:
-            self.nodes.outdate(self.nodes.get(saving.node.parent))  # what is there is asked anew
-            if self._say is not None:
-                self._say(
-                    f"{saving.node.found.name} is published, but what was set of it (its mode, its "
-                    f"time) may be lost: {saving.problem}"
-                )
-        saving.node.key = ""
-        self.files.outdate(saving.node.inode)
-        self._remove_left(saving)
-        if saving.staged is not None:
-            saving.staged.owner = saving.writer
-            self._publish_copied(saving.node.parent)
-
-    def _remove_left(self, saving: Saving) -> None:
-        saving.remove_left()
-        with self.nodes.lock:
-            for folder, each in saving.left:
-                self.nodes.touch(folder, base_of(each))
-            saving.left.clear()
-
-    @contextlib.contextmanager
-    def _forsaken(self, node: Node) -> Iterator[None]:
-        """Who has a file open for writing that goes now cannot write any more, unless it stays."""
-        savings = [each for each in list(self._saving.values()) if each.node.inode == node.inode]
-        for saving in savings:
-            with saving.lock:  # published until then, or never
-                saving.removed = True
-                if saving.touched:
-                    self._remove_left(saving)
-                    self._give_up(saving, errno.ESTALE)
-        try:
-            yield
-        except BaseException:
-            for saving in savings:
-                saving.removed = False
-            raise
-
-    def _changeable(self, node: Node) -> Node:
+    def _check_changeable(self, node: Node) -> Node:
         """Refuse what lies in a directory checkpoint."""
-        if node.found.tree is not None and node.found.entry is not None:
+        if node.info.tree is not None and node.info.entry is not None:
             raise FileSystemError(errno.EROFS)
-        if node.found.is_folder and node.found.version is not None and node.parent == node.inode:
+        if node.info.is_folder and node.info.version is not None and node.parent == node.inode:
             raise FileSystemError(errno.EROFS)
         return node
 
     @staticmethod
-    def _name(folder: Node, name: bytes, *, is_alone: bool = False) -> str:
-        """A new name on the store; nobody knows yet whether the file will be striped.
+    def _name(folder: Node, name: bytes, *, has_suffix: bool = True) -> str:
+        """The store's name of something new.
 
-        `is_alone`: nothing will ever lie beside it under a longer name.
+        `has_suffix`: the name must leave room for the suffix, as a file may become striped.
         """
-        if len(name) > (FOLDER_NAME_BYTES if is_alone else FILE_NAME_BYTES):
+        if len(name) > (FILE_NAME_BYTES if has_suffix else FOLDER_NAME_BYTES):
             raise FileSystemError(errno.ENAMETOOLONG)
         base = os.fsdecode(name)
-        whole = folder.found.version is not None
-        if whole and (not folder.found.beside or namespace.is_member(base)):
+        in_version = folder.info.version is not None
+        if in_version and (not folder.info.shares_folder or namespace.is_dcp_file(base)):
             raise FileSystemError(errno.EROFS)
         if namespace.is_reserved(base):
             raise FileSystemError(errno.EINVAL)  # names of stripes, and of what is being written
-        return f"{folder.found.name}/{base}" if folder.found.name else base
+        return f"{folder.info.name}/{base}" if folder.info.name else base
 
-    def _write_handle(self, node: Node, flags: int) -> Opened:
-        self._settle(node)
-        saving = Saving(self.store, node, self._writing, self._fetcher)
-        handle = Handle(WRITE_HANDLE | secrets.randbits(43))
+    def _open_for_writing(self, node: Node, flags: int) -> Opened:
+        self._writable.check_not_written(node)
+        file = WritableFile(self.store, node, self._writing, self._fetcher)
+        handle = new_write_handle()
         if flags & os.O_TRUNC:
-            saving.begin()
+            file.begin()
         else:
-            saving.size_bytes = node.found.size_bytes
+            file.size_bytes = node.info.size_bytes
             if flags & os.O_ACCMODE == os.O_RDWR:
                 self.files.adopt(handle, self.source(node), self._where(node), handle)
-        with self._lock:
-            self._saving[handle] = saving
+        self._writable.by_handle[handle] = file
         return Opened(handle, direct=True, keep_cache=False)
 
     def _new(self, folder: Node, name: bytes) -> Node:
-        return self.nodes.add(folder, name, Found(self._name(folder, name), 0, time.time(), False))
+        return self.nodes.add(
+            folder, name, PathInfo(self._name(folder, name), 0, time.time(), False)
+        )
+
+
+def _ignore(message: str) -> None: ...

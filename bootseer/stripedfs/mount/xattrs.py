@@ -1,4 +1,4 @@
-"""Extended attributes of a mounted tree: what a checkpoint is and how it is laid out."""
+"""Extended attributes of a mounted tree: a file's URL and digest, and how it is striped."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ WIDTH, CHUNK = PREFIX + b"width", PREFIX + b"chunk"
 
 
 def names_of(node: Node) -> list[bytes]:
-    """Told without opening the file, which takes several requests."""
+    """The attributes that a node has. Needs no request, where opening the file takes several."""
     names = [URL]
-    if not node.found.is_folder and not node.found.link and node.inode != ROOT:
-        if node.found.striped:
+    if not node.info.is_folder and not node.info.link and node.inode != ROOT:
+        if node.info.striped:
             names += [WIDTH, CHUNK]
-        if node.found.version is not None:
+        if node.info.version is not None:
             names.append(DIGEST)
     return names
 
 
 def value_of(source: FileSource, name: bytes) -> bytes:
-    """What an opened file says. Raises FileSystemError(ENODATA)."""
+    """The value of an attribute of an opened file. Raises FileSystemError(ENODATA)."""
     if isinstance(source, DigestedSource) and name == DIGEST:
         return source.digest.encode()
     if isinstance(source, StripedSource) and name in (WIDTH, CHUNK):

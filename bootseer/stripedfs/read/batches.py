@@ -7,23 +7,21 @@ is read one request after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import NotFoundError
+from bootseer.storage.store import Store
 from bootseer.stripedfs.format.stripe_layout import MAX_CHUNK_BYTES
 from bootseer.stripedfs.read.sources import INCOMPLETE, DigestedSource, FileSource, as_damage
-from bootseer.stripedfs.write.stripe_pool import Pool, Work
-
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-    from bootseer.storage.store import Store
+from bootseer.stripedfs.workers import Task, WorkerPool
 
 MIN_BATCH_BYTES = MAX_CHUNK_BYTES
 MAX_BATCH_BYTES = 128 << 20
 WORKERS = 2
 MAX_SEGMENTS = 256
 DEADLINE_S = 3600.0
-"""For one batch: a store that is gone fails long before, by the fetcher's own tries."""
+"""For one batch: an unreachable store fails long before, by the fetcher's own retries."""
 
 
 class Segment(NamedTuple):
@@ -39,14 +37,14 @@ Batch = list[Segment]
 
 
 def batch_bytes(store: Store) -> int:
-    """How many bytes at once keep all of a store's streams busy with long requests."""
+    """The size of a batch that keeps all of a store's streams busy with long requests."""
     preferred = store.preferred
     wanted = preferred.range_bytes * preferred.streams
     return min(max(wanted, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
 
 
-def batches(files: Iterable[tuple[str, FileSource]], limit_bytes: int) -> Iterator[Batch]:
-    """Pack files into batches, in order, cut at blocks. Every file has a segment, empty or not.
+def pack_batches(files: Iterable[tuple[str, FileSource]], limit_bytes: int) -> Iterator[Batch]:
+    """Pack files into batches, in order, cut at blocks. An empty file has a segment, too.
 
     No block may be larger than `limit_bytes`.
     """
@@ -73,35 +71,35 @@ def batches(files: Iterable[tuple[str, FileSource]], limit_bytes: int) -> Iterat
         yield batch
 
 
-def views(batch: Sequence[Segment], buffer: memoryview) -> list[memoryview]:
-    """The piece of a buffer that each segment gets."""
-    found, start = [], 0
+def split_buffer(batch: Sequence[Segment], buffer: memoryview) -> list[memoryview]:
+    """The part of a buffer for each segment of a batch."""
+    views, start = [], 0
     for segment in batch:
-        found.append(buffer[start : start + segment.length])
+        views.append(buffer[start : start + segment.length])
         start += segment.length
-    return found
+    return views
 
 
-def fetch(fetcher: Fetcher, wanted: Sequence[tuple[Segment, memoryview]]) -> None:
+def fetch_segments(fetcher: Fetcher, segments: Sequence[tuple[Segment, memoryview]]) -> None:
     """Fill every segment's memory with verified bytes."""
-    jobs = [(each.source, each.offset, view) for each, view in wanted if each.length]
-    if not jobs:
+    reads = [(each.source, each.offset, view) for each, view in segments if each.length]
+    if not reads:
         return
     try:
-        fetcher.read_many(jobs, deadline_s=DEADLINE_S)
+        fetcher.read_many(reads, deadline_s=DEADLINE_S)
     except NotFoundError as error:
-        listed = [each.source for each, _ in wanted if isinstance(each.source, DigestedSource)]
+        listed = [each.source for each, _ in segments if isinstance(each.source, DigestedSource)]
         if not listed:
             raise
         raise as_damage(error, listed[0], INCOMPLETE) from error
-    for each, _ in wanted:
+    for each, _ in segments:
         if each.length and each.source.doubtful(each.offset, each.length):
             each.source.confirm()
 
 
-def run(
+def run_batches(
     files: Iterable[tuple[str, FileSource]],
-    handle: Callable[[Batch, list[memoryview], Pool], None],
+    handle: Callable[[Batch, list[memoryview], WorkerPool], None],
     *,
     limit_bytes: int,
     workers: int = WORKERS,
@@ -110,14 +108,14 @@ def run(
 
     The first error stops the rest and is raised.
     """
-    pool = Pool(workers, limit_bytes)
+    pool = WorkerPool(workers, limit_bytes)
 
-    def works() -> Iterator[Work]:
-        for batch in batches(files, limit_bytes):
+    def tasks() -> Iterator[Task]:
+        for batch in pack_batches(files, limit_bytes):
 
-            def work(buffer: memoryview, batch: Batch = batch) -> None:
-                handle(batch, views(batch, buffer), pool)
+            def task(buffer: memoryview, batch: Batch = batch) -> None:
+                handle(batch, split_buffer(batch, buffer), pool)
 
-            yield work
+            yield task
 
-    pool.run(works())
+    pool.run(tasks())

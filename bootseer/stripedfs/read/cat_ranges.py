@@ -1,37 +1,37 @@
-"""Many ranges of many files at once, as `cat_ranges` wants them."""
+"""Many ranges of many files at once, for fsspec's `cat_ranges`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError
-from bootseer.stripedfs.file import NewBytes
-from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.new_bytes import NewBytes
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import shared_fetcher
+from bootseer.stripedfs.workers import call_in_parallel
 
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-
-Wanted = tuple[str, int | None, int | None]
+PathRange = tuple[str, int | None, int | None]
 Bounds = Callable[[int | None, int | None, int], tuple[int, int]]
 
 
 def read_ranges(
-    opening: Callable[[str], FileSource | Exception],
-    wanted: Sequence[Wanted],
+    open_path: Callable[[str], FileSource | Exception],
+    path_ranges: Sequence[PathRange],
     *,
     bounds: Bounds,
     fetcher: Fetcher | None,
 ) -> list[bytes | Exception]:
-    """The bytes of each (path, start, end), or the error that it met; blocks are fetched once."""
-    paths = list(dict.fromkeys(path for path, _, _ in wanted))
-    opened = dict(zip(paths, in_parallel(opening, paths), strict=True))
+    """The bytes of each (path, start, end), or its error; no block is fetched twice.
+
+    `bounds` makes offsets of a start, an end and a size.
+    """
+    paths = list(dict.fromkeys(path for path, _, _ in path_ranges))
+    opened = dict(zip(paths, call_in_parallel(open_path, paths), strict=True))
     fetcher = fetcher if fetcher is not None else shared_fetcher()
-    results: list[bytes | Exception] = [b""] * len(wanted)
+    results: list[bytes | Exception] = [b""] * len(path_ranges)
     ranges: list[_Range] = []
-    for number, (path, start, end) in enumerate(wanted):
+    for number, (path, start, end) in enumerate(path_ranges):
         source = opened[path]
         if isinstance(source, Exception):
             results[number] = source
@@ -44,12 +44,12 @@ def read_ranges(
         for each in {id(r.source): r for r in ranges}.values():
             each.source.confirm()
     except BootseerError:
-        # One failed, and the others are in memory or quickly read again: see which it was.
+        # One failed, and the others are in memory or quickly read again: find out which it was.
         for each in ranges:
-            results[each.number] = each.alone(fetcher)
+            results[each.number] = each.read(fetcher)
         return results
     for each in ranges:
-        results[each.number] = each.taken()
+        results[each.number] = each.take()
     return results
 
 
@@ -63,13 +63,13 @@ class _Range:
         self._new = NewBytes(length)
         self.view = self._new.view
 
-    def taken(self) -> bytes:
-        return self._new.taken(len(self.view))
+    def take(self) -> bytes:
+        return self._new.take(len(self.view))
 
-    def alone(self, fetcher: Fetcher) -> bytes | Exception:
+    def read(self, fetcher: Fetcher) -> bytes | Exception:
         try:
             fetcher.read_into(self.source, self.offset, self.view)
             self.source.confirm()
         except BootseerError as error:
             return as_damage(error, self.source)
-        return self.taken()
+        return self.take()

@@ -6,29 +6,28 @@ import dataclasses
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.context_managers import OsAction
 from bootseer.errors import (
     CorruptDataError,
     NoSpaceError,
     NotSupportedError,
     UsageError,
-    from_os_error,
 )
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import digest_of
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import TreeFile, TreeFolder, TreeLink
+from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.namespace import Found, children, rooted, source_of
-from bootseer.stripedfs.read.open import Tree
-from bootseer.stripedfs.read.partial_download import Arrived, Landing
+from bootseer.stripedfs.read.namespace import PathInfo, list_folder, load_tree
+from bootseer.stripedfs.read.open import locate, open_file
+from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload, open_fd
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
-from bootseer.stripedfs.write.stripe_pool import Pool
-from bootseer.stripedfs.write.write_settings import SILENT, Progress
-
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-    from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs.read.tree import Tree
+from bootseer.stripedfs.shared_fetcher import shared_fetcher
+from bootseer.stripedfs.workers import WorkerPool
 
 PERMISSIONS = 0o777
 
@@ -52,162 +51,157 @@ def get(
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """Fetch the checkpoint or plain file `url`; `destination` appears when all of it is there.
+    """Fetch the checkpoint or plain file `url`; `destination` appears when all of it has arrived.
 
-    A file lands in `destination`, or under its own name in it when that is a folder. A directory
-    checkpoint becomes the folder `destination`, which must not exist or be empty. With `resume`
-    what an interrupted get of the same bytes left is verified and kept. Setuid, setgid and sticky
-    bits are not restored. Raises the store's errors, CorruptDataError for damage, NoSpaceError.
+    A file is written to `destination`, or under its own name in it when that is a folder. A
+    directory checkpoint becomes the folder `destination`, which must not exist or be empty. With
+    `resume`, what an interrupted get of the same bytes left is verified and kept. Setuid, setgid
+    and sticky bits are not restored. Raises the store's errors, CorruptDataError for damage,
+    NoSpaceError.
     """
-    from bootseer.stripedfs.read.locate import locate
-    from bootseer.stripedfs.shared_fetcher import shared_fetcher
-
-    store, found = locate(url, options)
+    store, info = locate(url, options)
     try:
         fetcher = fetcher or shared_fetcher()
-        return get_found(store, found, destination, fetcher, resume=resume, progress=progress)
+        return get_from_store(store, info, destination, fetcher, resume=resume, progress=progress)
     finally:
         store.close()
 
 
-def get_found(
+def get_from_store(
     store: Store,
-    found: Found,
+    info: PathInfo,
     destination: str,
     fetcher: Fetcher,
     *,
     resume: bool = True,
     progress: Progress = SILENT,
 ) -> GetReport:
-    """`get` of what was found in a store that is open already."""
-    opened = _opened(store, found)
+    """`get` of what was looked up in a store that is open already."""
+    opened = _open_for_get(store, info)
     destination = os.path.abspath(destination)
     if not isinstance(opened, Tree) and os.path.isdir(destination):
-        destination = f"{destination}/{found.name.rpartition('/')[2]}"
-    key = _tree_key(opened) if isinstance(opened, Tree) else opened.key
-    size_bytes = None if isinstance(opened, Tree) else opened.size_bytes
-    with Landing(destination, key, size_bytes=size_bytes, resume=resume and bool(key)) as landing:
-        run = _Run(landing, fetcher, progress)
+        destination = f"{destination}/{info.name.rpartition('/')[2]}"
+    if isinstance(opened, Tree):
+        key, size_bytes = f"tree-{opened.version.pointer.manifest_digest.hex()}", None
+    else:
+        key, size_bytes = opened.key, opened.size_bytes
+    with PartialDownload.open(
+        destination, key, size_bytes=size_bytes, resume=resume and bool(key)
+    ) as download:
+        run = _Get(download, fetcher, progress)
         try:
-            report = run.tree(opened) if isinstance(opened, Tree) else run.file(opened)
-            landing.publish()
+            report = run.get_tree(opened) if isinstance(opened, Tree) else run.get_file(opened)
+            download.publish()
         except NoSpaceError:
-            landing.discard()  # the disk is full: what we hold of it helps nobody
+            download.discard()  # what we hold of the full disk is better free
             raise
         except BaseException:  # interrupted: the next get goes on from here
-            landing.save()
+            download.save()
             raise
         return report
 
 
-def _opened(store: Store, found: Found) -> FileSource | Tree:
-    if not found.is_folder:
-        return source_of(store, found)
-    if found.version is None or found.entry is not None:
+def _open_for_get(store: Store, info: PathInfo) -> FileSource | Tree:
+    if not info.is_folder:
+        return open_file(store, info)
+    if info.version is None or info.entry is not None:
         raise UsageError(
-            f"{found.name} in {store.url} is a folder; name a checkpoint or a file in it"
+            f"{info.name} in {store.url} is a folder; name a checkpoint or a file in it"
         )
-    found = rooted(store, found)
-    tree = found.tree
+    info = load_tree(store, info)
+    tree = info.tree
     assert tree is not None
-    listed = children(store, found) if found.beside else []
+    listed = list_folder(store, info) if info.shares_folder else []
     others = [each.name for each in listed if each.tree is None]
     if others:
         raise NotSupportedError(
-            f"{found.name} in {store.url} also holds {', '.join(others[:3])}, saved one by one and "
+            f"{info.name} in {store.url} also holds {', '.join(others[:3])}, saved one by one and "
             "part of no version; get those by name, or copy the folder from a mount"
         )
     return tree
 
 
-def _tree_key(tree: Tree) -> str:
-    return f"tree-{tree.version.pointer.manifest_digest.hex()}"
+class _Get:
+    """One get: batches arrive in several threads."""
 
-
-class _Run:
-    """One get: batches come from several threads."""
-
-    def __init__(self, landing: Landing, fetcher: Fetcher, progress: Progress) -> None:
-        self._landing, self._fetcher, self._progress = landing, fetcher, progress
+    def __init__(self, download: PartialDownload, fetcher: Fetcher, progress: Progress) -> None:
+        self._download, self._fetcher, self._progress = download, fetcher, progress
         self._lock = threading.Lock()
         self._kept_bytes = 0
 
-    def file(self, source: FileSource) -> GetReport:
+    def get_file(self, source: FileSource) -> GetReport:
         """Fetch a single file."""
-        self._landing.check_room(source.size_bytes)
-        self._progress.expect(source.size_bytes)
-        self._fetch(iter([("", source)]), source)
-        _sync(self._landing.path(""))
-        return GetReport(self._landing.destination, 1, source.size_bytes, self._kept_bytes)
+        self._expect(source.size_bytes)
+        self._fetch(iter([("", source)]), source.store)
+        _sync(self._download.path(""))
+        return GetReport(self._download.destination, 1, source.size_bytes, self._kept_bytes)
 
-    def tree(self, tree: Tree) -> GetReport:
+    def get_tree(self, tree: Tree) -> GetReport:
         """Fetch a directory checkpoint."""
         size_bytes = tree.manifest.size_bytes
-        self._landing.check_room(size_bytes)
-        self._progress.expect(size_bytes)
+        self._expect(size_bytes)
         entries = tree.manifest.entries
         folders = [entry for entry in entries if isinstance(entry, TreeFolder)]
         for folder in folders:
-            _made(self._landing.path(folder.path))
+            _make_folder(self._download.path(folder.path))
         files = [entry for entry in entries if isinstance(entry, TreeFile)]
-        self._fetch(self._sources(tree, files), None, tree.store)
+        self._fetch(self._make_files(tree, files), tree.store)
         for file in files:
-            path = self._landing.path(file.path)
+            path = self._download.path(file.path)
             _sync(path)
-            _dress(path, file.mode, file.mtime_ns)
+            _set_attributes(path, file.mode, file.mtime_ns)
         for link in entries:
             if isinstance(link, TreeLink):
-                _link(link.target, self._landing.path(link.path))
+                _make_link(link.target, self._download.path(link.path))
         for folder in reversed(folders):  # the deepest first: a folder's time changes with content
-            _dress(self._landing.path(folder.path), folder.mode, folder.mtime_ns)
-        os.chmod(self._landing.part, tree.manifest.mode & PERMISSIONS)
-        return GetReport(self._landing.destination, len(files), size_bytes, self._kept_bytes)
+            _set_attributes(self._download.path(folder.path), folder.mode, folder.mtime_ns)
+        os.chmod(self._download.part, tree.manifest.mode & PERMISSIONS)
+        return GetReport(self._download.destination, len(files), size_bytes, self._kept_bytes)
 
-    def _sources(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
+    def _expect(self, size_bytes: int) -> None:
+        self._download.check_room(size_bytes)
+        self._progress.expect(size_bytes)
+
+    def _make_files(self, tree: Tree, files: list[TreeFile]) -> Iterator[tuple[str, FileSource]]:
         for entry in files:
-            self._landing.make(entry.path, entry.size_bytes)
+            self._download.make(entry.path, entry.size_bytes)
             yield entry.path, tree.source(entry)
 
-    def _fetch(
-        self,
-        files: Iterator[tuple[str, FileSource]],
-        only: FileSource | None,
-        store: Store | None = None,
-    ) -> None:
-        place = only.store if only is not None else store
-        assert place is not None
-        batches.run(files, self._land, limit_bytes=batches.batch_bytes(place))
+    def _fetch(self, files: Iterator[tuple[str, FileSource]], store: Store) -> None:
+        batches.run_batches(files, self._fetch_batch, limit_bytes=batches.batch_bytes(store))
 
-    def _land(self, batch: batches.Batch, memory: list[memoryview], pool: Pool) -> None:
+    def _fetch_batch(
+        self, batch: batches.Batch, memory: list[memoryview], pool: WorkerPool
+    ) -> None:
         """Fetch what is missing of a batch and write it to the files."""
         pool.check()
-        missing = [
-            pair for pair in zip(batch, memory, strict=True) if not self._is_there(*pair, pool)
-        ]
-        batches.fetch(self._fetcher, missing)
+        missing = [pair for pair in zip(batch, memory, strict=True) if not self._keep(*pair, pool)]
+        batches.fetch_segments(self._fetcher, missing)
         arrived = []
         for segment, view in missing:
-            _written(self._landing.path(segment.path), segment.offset, view)
-            digest = "" if isinstance(segment.source, DigestedSource) else digest_of(view).hex()
+            _write_at(self._download.path(segment.path), segment.offset, view)
+            digest = (
+                "" if isinstance(segment.source, DigestedSource) else compute_digest(view).hex()
+            )
             end = segment.offset + segment.length
-            arrived.append((segment.path, Arrived(segment.offset, end, digest)))
+            arrived.append((segment.path, ArrivedRange(segment.offset, end, digest)))
             self._progress.advance(segment.length)
-        self._landing.note(arrived)
+        self._download.add(arrived)
 
-    def _is_there(self, segment: batches.Segment, view: memoryview, pool: Pool) -> bool:
-        """Whether an earlier get wrote these bytes and they are still right."""
-        noted = self._landing.arrived(segment.path, segment.offset, segment.length)
+    def _keep(self, segment: batches.Segment, view: memoryview, pool: WorkerPool) -> bool:
+        """Whether an interrupted get wrote these bytes and they are still right."""
+        noted = self._download.find_digest(segment.path, segment.offset, segment.length)
         if noted is None:
             return False
         source = segment.source
         try:
-            _read(self._landing.path(segment.path), segment.offset, view)
+            _read_at(self._download.path(segment.path), segment.offset, view)
             if isinstance(source, DigestedSource):
                 for start in range(0, segment.length, source.block_bytes):
                     pool.check()
-                    piece = view[start : start + source.block_bytes]
-                    source.open_block((segment.offset + start) // source.block_bytes, piece, piece)
-            elif digest_of(view).hex() != noted:
+                    block = view[start : start + source.block_bytes]
+                    source.open_block((segment.offset + start) // source.block_bytes, block, block)
+            elif compute_digest(view).hex() != noted:
                 return False
         except (CorruptDataError, OSError):
             return False
@@ -217,62 +211,41 @@ class _Run:
         return True
 
 
-def _written(path: str, offset: int, view: memoryview) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            done = 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], offset + done)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise from_os_error(error, f"write {path}") from error
+def _write_at(path: str, offset: int, view: memoryview) -> None:
+    done = 0
+    with OsAction(f"write {path}"), open_fd(path, os.O_WRONLY) as fd:
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], offset + done)
 
 
-def _read(path: str, offset: int, view: memoryview) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        done = 0
+def _read_at(path: str, offset: int, view: memoryview) -> None:
+    done = 0
+    with open_fd(path, os.O_RDONLY) as fd:
         while done < len(view):
             count = os.preadv(fd, [view[done:]], offset + done)
             if count == 0:
                 raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
             done += count
-    finally:
-        os.close(fd)
 
 
 def _sync(path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise from_os_error(error, f"write {path}") from error
+    with OsAction(f"write {path}"), open_fd(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
 
 
-def _dress(path: str, mode: int, mtime_ns: int) -> None:
-    try:
+def _set_attributes(path: str, mode: int, mtime_ns: int) -> None:
+    with OsAction(f"set the mode of {path}"):
         os.chmod(path, mode & PERMISSIONS)
         os.utime(path, ns=(mtime_ns, mtime_ns))
-    except OSError as error:
-        raise from_os_error(error, f"set the mode of {path}") from error
 
 
-def _made(path: str) -> None:
-    try:
+def _make_folder(path: str) -> None:
+    with OsAction(f"make the folder {path}"):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, f"make the folder {path}") from error
 
 
-def _link(target: str, path: str) -> None:
-    try:
+def _make_link(target: str, path: str) -> None:
+    with OsAction(f"make the link {path}"):
         if os.path.lexists(path):
             os.unlink(path)
         os.symlink(target, path)
-    except OSError as error:
-        raise from_os_error(error, f"make the link {path}") from error

@@ -1,4 +1,4 @@
-"""What `ls` tells: checkpoints of a folder, or what one checkpoint holds."""
+"""What `bootseer stripe ls` lists: checkpoints of a folder, or what one checkpoint holds."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Literal
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.manifest import VERSION_PATTERN, Manifest, TreeFile, TreeLink
-from bootseer.stripedfs.format.pointer import folder_of, load_version, striped_file
+from bootseer.stripedfs.format.pointer import checkpoint_folder, load_version, read_striped_file
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
-from bootseer.stripedfs.read.open import in_parallel
+from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.stripedfs.workers import call_in_parallel
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Listed:
+class ListingEntry:
     """One line of a listing. `width` and `chunk_bytes` are 0 for what is not striped.
 
-    `versions` counts the whole versions that the store holds of a checkpoint, the current one
-    included; `problem` says why an entry could not be looked at, and `exit_code` is of that error
-    (else 0). It is of `kind` "unknown" where not even that could be told.
+    `versions` counts the complete versions of a checkpoint, with the current one; `problem` says
+    why an entry could not be read, and `exit_code` is of that error (else 0). `kind` is "unknown"
+    where even that could not be read.
     """
 
     name: str
@@ -36,88 +36,91 @@ class Listed:
     exit_code: int = 0
 
 
-def listing(store: Store, found: Found, *, recursive: bool = False) -> list[Listed]:
-    """What was found: of a file itself, else what lies in it, by name.
+def list_entries(store: Store, info: PathInfo, *, recursive: bool = False) -> list[ListingEntry]:
+    """List what a folder holds, by name, or describe a file.
 
     `recursive` goes into the folders of a directory checkpoint.
     """
-    if not found.is_folder:
-        return [_described(store, found)]
-    waiting, listed = [found], []
-    while waiting:
-        children = namespace.children(store, waiting.pop())
-        listed += children
+    if not info.is_folder:
+        return [_describe(store, info)]
+    folders, infos = [info], []
+    while folders:
+        children = namespace.list_folder(store, folders.pop())
+        infos += children
         if recursive:
-            waiting += [c for c in children if c.is_folder and c.tree is not None]
-    return in_parallel(lambda each: _described(store, each), sorted(listed, key=lambda f: f.name))
+            folders += [c for c in children if c.is_folder and c.tree is not None]
+    infos.sort(key=lambda each: each.name)
+    return call_in_parallel(lambda each: _describe(store, each), infos)
 
 
-def _described(store: Store, found: Found) -> Listed:
-    if found.problem is not None:
-        return _unreadable(found, "unknown", found.problem)
-    if found.link:
-        return Listed(found.name, "link", 0, found.mtime_s, target=found.link)
+def _describe(store: Store, info: PathInfo) -> ListingEntry:
+    if info.problem is not None:
+        return _describe_unreadable(info, "unknown", info.problem)
+    if info.link:
+        return ListingEntry(info.name, "link", 0, info.mtime_s, target=info.link)
     try:
-        if found.tree is not None:
-            return _of_tree(store, found)
-        if found.version is not None:
-            return _of_version(store, found)
+        if info.tree is not None:
+            return _describe_tree_entry(store, info)
+        if info.version is not None:
+            return _describe_version(store, info)
     except BootseerError as error:
-        return _unreadable(found, "tree" if found.is_folder else "file", error)
-    kind_: Literal["folder", "plain"] = "folder" if found.is_folder else "plain"
-    return Listed(found.name, kind_, found.size_bytes, found.mtime_s)
+        return _describe_unreadable(info, "tree" if info.is_folder else "file", error)
+    kind: Literal["folder", "plain"] = "folder" if info.is_folder else "plain"
+    return ListingEntry(info.name, kind, info.size_bytes, info.mtime_s)
 
 
-def _unreadable(
-    found: Found, kind: Literal["tree", "file", "unknown"], error: BootseerError
-) -> Listed:
-    return Listed(
-        found.name,
+def _describe_unreadable(
+    info: PathInfo, kind: Literal["tree", "file", "unknown"], error: BootseerError
+) -> ListingEntry:
+    return ListingEntry(
+        info.name,
         kind,
-        found.size_bytes,
-        found.mtime_s,
+        info.size_bytes,
+        info.mtime_s,
         problem=str(error),
         exit_code=error.exit_code,
     )
 
 
-def _of_version(store: Store, found: Found) -> Listed:
-    assert found.version is not None
-    loaded = load_version(store, found.name, found.version)
-    assert loaded is not None  # a version was pointed to
-    version, manifest = loaded
-    striped = isinstance(manifest, Manifest)
-    return Listed(
-        found.name,
-        "file" if striped else "tree",
+def _describe_version(store: Store, info: PathInfo) -> ListingEntry:
+    assert info.version is not None
+    version, manifest = load_version(store, info.name, info.version)
+    width, chunk_bytes = (
+        (manifest.layout.width, manifest.layout.chunk_bytes)
+        if isinstance(manifest, Manifest)
+        else (0, manifest.chunk_bytes)
+    )
+    return ListingEntry(
+        info.name,
+        "file" if width else "tree",
         version.pointer.size_bytes,
-        found.mtime_s,
-        manifest.layout.width if isinstance(manifest, Manifest) else 0,
-        manifest.layout.chunk_bytes if isinstance(manifest, Manifest) else manifest.chunk_bytes,
+        info.mtime_s,
+        width,
+        chunk_bytes,
         version.pointer.version,
-        count_versions(store, found.name),
+        count_versions(store, info.name),
     )
 
 
-def _of_tree(store: Store, found: Found) -> Listed:
-    assert found.tree is not None
-    entry = found.entry
+def _describe_tree_entry(store: Store, info: PathInfo) -> ListingEntry:
+    assert info.tree is not None
+    entry = info.entry
     if isinstance(entry, TreeLink):
-        return Listed(found.name, "link", 0, found.mtime_s, target=entry.target)
+        return ListingEntry(info.name, "link", 0, info.mtime_s, target=entry.target)
     if not isinstance(entry, TreeFile):
-        return Listed(found.name, "folder", 0, found.mtime_s)
+        return ListingEntry(info.name, "folder", 0, info.mtime_s)
     if not entry.striped:
-        return Listed(found.name, "plain", entry.size_bytes, found.mtime_s)
-    layout = striped_file(store, found.tree.version, entry).manifest.layout
-    return Listed(
-        found.name, "file", entry.size_bytes, found.mtime_s, layout.width, layout.chunk_bytes
+        return ListingEntry(info.name, "plain", entry.size_bytes, info.mtime_s)
+    layout = read_striped_file(store, info.tree.version, entry).manifest.layout
+    return ListingEntry(
+        info.name, "file", entry.size_bytes, info.mtime_s, layout.width, layout.chunk_bytes
     )
 
 
 def count_versions(store: Store, name: str) -> int:
-    """Whole versions that a checkpoint's folder holds."""
+    """The number of complete versions in a checkpoint's folder."""
     try:
-        listed = [s for s in store.list(folder_of(name)) if s.is_folder]
+        names = [s.name for s in store.list(checkpoint_folder(name)) if s.is_folder]
     except NotFoundError:
         return 0
-    return sum(1 for s in listed if VERSION_PATTERN.match(s.name.rpartition("/")[2]))
+    return sum(1 for each in names if VERSION_PATTERN.match(each.rpartition("/")[2]))

@@ -1,171 +1,135 @@
-"""From a name on a store to something that can be read: a file's source, or a tree of files.
+"""From a URL, or a name on a store, to what can be read: a file's source, or a tree of files.
 
 A striped checkpoint is found by its pointer; where there is none, the plain object of that name
-is taken as it is. What the manifest promises is compared with what the store holds before the
-first byte is read: one request a stripe, all at the same time, tells its length and its replicas.
+is read as it is. A striped file's manifest is compared with what the store holds before the first
+byte is read (see `sources.open_stripes`).
 """
 
 from __future__ import annotations
 
-import contextvars
-import posixpath
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import contextlib
 
-from bootseer.errors import CorruptDataError, NotFoundError, UsageError
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
+from bootseer.storage.open import open_store
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
+from bootseer.storage.urls import split_object
 from bootseer.stripedfs.format import pointer
-from bootseer.stripedfs.format.manifest import (
-    Link,
-    Manifest,
-    TreeEntry,
-    TreeFile,
-    TreeLink,
-    TreeManifest,
-)
-from bootseer.stripedfs.read.sources import (
-    FileSource,
-    PlainSource,
-    SmallSource,
-    Stretches,
-    StripedSource,
-)
+from bootseer.stripedfs.format.manifest import Link, Manifest, TreeManifest
+from bootseer.stripedfs.format.pointer import Version
+from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.stripedfs.read.sources import FileSource, open_plain_file, open_striped_file
+from bootseer.stripedfs.read.tree import Tree
 
-METADATA_STREAMS = 16
-MAX_STEPS = 4096
-"""Parts of a path and of the links on it, before it is taken for a loop."""
-A = TypeVar("A")
-B = TypeVar("B")
+MOST_VERSIONS = 4
+"""Versions that are tried of one name, where each replaced the one before while it was opened."""
 
 
-class Tree:
-    """A directory checkpoint that was opened: its manifest, and where its version lies."""
+def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, PathInfo]:
+    """What a URL stands for, and the store it is in, which the caller closes.
 
-    def __init__(self, store: Store, version: pointer.Version, manifest: TreeManifest) -> None:
-        self.store = store
-        self.version = version
-        self.manifest = manifest
-        self.entries = {entry.path: entry for entry in manifest.entries}
-        """Every entry by its path; the root is none."""
-        self.folders: dict[str, list[TreeEntry]] = {}
-        """What lies directly in each folder that is not empty; "" is the root."""
-        for entry in manifest.entries:
-            self.folders.setdefault(posixpath.dirname(entry.path), []).append(entry)
-
-    def find(self, path: str) -> TreeEntry:
-        """The entry that a path leads to, through the tree's links. Raises NotFoundError."""
-        left, at = path.split("/")[::-1], ""
-        for _ in range(MAX_STEPS):
-            if not left:
-                return self.entries[at]
-            part = left.pop()
-            if part == "..":
-                at = posixpath.dirname(at)
-                continue
-            at = f"{at}/{part}" if at else part
-            found = self.entries.get(at)
-            if found is None:
-                break
-            if isinstance(found, TreeLink):
-                at = posixpath.dirname(at)
-                left += [p for p in found.target.split("/")[::-1] if p not in ("", ".")]
-        raise NotFoundError(f"{path} is not in {self.version.folder} in {self.store.url}")
-
-    def file(self, path: str) -> FileSource:
-        """Open the file that a path leads to. Raises NotFoundError when it is none."""
-        found = self.find(path)
-        if not isinstance(found, TreeFile):
-            raise NotFoundError(f"{path} in {self.version.folder} in {self.store.url} is a folder")
-        return self.source(found)
-
-    def source(self, entry: TreeFile) -> FileSource:
-        """Open one of its files. Raises CorruptDataError when what is stored does not fit."""
-        label = f"{entry.path} of {self.version.folder} in {self.store.url}"
-        if not entry.striped:
-            name = f"{self.version.folder}/{entry.object}"
-            return SmallSource(self.store, name, entry.size_bytes, entry.digest, label)
-        found = pointer.striped_file(self.store, self.version, entry)
-        return striped_source(self.store, found, label)
+    A directory checkpoint above the URL's folder may hold it. Raises NotFoundError.
+    """
+    try:
+        folder, name = split_object(url)
+    except UsageError:
+        store = open_store(url, options)  # the root of a store has no name
+        return store, namespace.look_up(store, "")
+    missing: NotFoundError | None = None
+    if namespace.is_dcp_file(name):  # its folder's pointer says whether it is a file of its own
+        with contextlib.suppress(UsageError):
+            above, part = split_object(folder)
+            if part not in (".", ".."):
+                folder, name = above, f"{part}/{name}"
+    while True:
+        store = open_store(folder, options)
+        try:
+            return store, namespace.look_up(store, name)
+        except NotFoundError as error:
+            missing = missing or error
+            store.close()
+        except BaseException:  # the caller has no store to close
+            store.close()
+            raise
+        try:
+            folder, part = split_object(folder)
+        except UsageError:
+            raise missing from None
+        if part in (".", ".."):
+            raise missing
+        name = f"{part}/{name}"
 
 
 def open_source(store: Store, name: str) -> FileSource:
-    """Open a file, striped or plain. Raises UsageError for a folder or a directory checkpoint."""
-    opened = open_entry(store, name)
+    """Open a file by its name. Raises UsageError for a folder or a directory checkpoint."""
+    return _check_file(store, name, open_any(store, name))
+
+
+def open_any(store: Store, name: str) -> FileSource | Tree:
+    """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
+    version = pointer.read_pointer(store, name)
+    if isinstance(version, Link):
+        name = pointer.follow_links(store, name)
+        version = pointer.read_current(store, name)
+    return open_plain_file(store, name) if version is None else _open_version(store, name, version)
+
+
+def open_file(store: Store, info: PathInfo) -> FileSource:
+    """Open a file that was looked up or listed. Raises UsageError for a folder."""
+    if info.tree is not None:
+        return info.tree.file("" if info.entry is None else info.entry.path)
+    if info.version is None:
+        return open_plain_file(store, info.name)
+    return _check_file(store, info.name, _open_version(store, info.name, info.version))
+
+
+def is_source_of(info: PathInfo, source: FileSource) -> bool:
+    """Whether a source gives the bytes that were listed, and not those of a later version."""
+    if info.version is not None and info.tree is None:
+        return source.key.endswith(f"/{info.version.folder}")
+    return source.size_bytes == info.size_bytes
+
+
+def _open_version(store: Store, name: str, version: Version) -> FileSource | Tree:
+    """Open a version, or the one that replaced it if it was collected meanwhile."""
+    tries = 0
+    while True:
+        tries += 1
+        manifest: Manifest | TreeManifest | None = None
+        try:
+            manifest = pointer.read_manifest(store, version)
+            if isinstance(manifest, TreeManifest):
+                return Tree(store, version, manifest)
+            return open_striped_file(store, version, manifest)
+        except (NotFoundError, CorruptDataError) as error:
+            damaged = manifest is None and isinstance(error, CorruptDataError)
+            newer = _read_newer(store, name, damaged=damaged)
+            if newer is None:
+                raise
+            if newer.folder == version.folder:
+                if isinstance(error, NotFoundError):
+                    raise pointer.lost_version_error(store, version) from error
+                raise
+            if tries == MOST_VERSIONS:
+                raise
+        version = newer
+
+
+def _read_newer(store: Store, name: str, *, damaged: bool) -> Version | None:
+    """The current version; None also where it cannot be read after a `damaged` manifest."""
+    try:
+        return pointer.read_current(store, name)
+    except BootseerError:
+        if damaged:  # which is what the caller reports
+            return None
+        raise
+
+
+def _check_file(store: Store, name: str, opened: FileSource | Tree) -> FileSource:
     if isinstance(opened, Tree):
         raise UsageError(
             f"{name} in {store.url} is a directory checkpoint; open it as a tree, or one of its "
             "files"
         )
     return opened
-
-
-def open_entry(store: Store, name: str) -> FileSource | Tree:
-    """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
-    pointed = pointer.pointed(store, name)
-    if isinstance(pointed, Link):
-        name = pointer.resolve(store, name)
-        pointed = pointer.current(store, name)
-    found = None if pointed is None else pointer.load_version(store, name, pointed)
-    if found is None:
-        return plain_source(store, name)
-    version, manifest = found
-    if isinstance(manifest, TreeManifest):
-        return Tree(store, version, manifest)
-    try:
-        return file_source(store, version, manifest)
-    except CorruptDataError:
-        again = pointer.load(store, name)
-        if again is None or again[0].folder == version.folder:
-            raise
-    # The version was replaced and collected between its manifest and its stripes.
-    version, manifest = again
-    if isinstance(manifest, TreeManifest):
-        return Tree(store, version, manifest)
-    return file_source(store, version, manifest)
-
-
-def file_source(store: Store, version: pointer.Version, manifest: Manifest) -> FileSource:
-    """Open a striped file whose manifest was read."""
-    label = f"{version.folder} in {store.url}"
-    return striped_source(store, pointer.StripedObject(version.folder, manifest), label)
-
-
-def plain_source(store: Store, name: str) -> PlainSource:
-    """Open an ordinary object by its stretches. Raises UsageError for a folder."""
-    stat = store.stat(name)
-    if stat.is_folder:
-        raise UsageError(f"{name} in {store.url} is a folder; name a file in it")
-    return PlainSource(store, stat, store.locations(name) if stat.size_bytes else [])
-
-
-def striped_source(store: Store, striped: pointer.StripedObject, label: str) -> StripedSource:
-    """Compare every stripe's length with the manifest, and learn where it lies."""
-    layout = striped.manifest.layout
-    wanted = {striped.part(s): n for s in range(layout.width) if (n := layout.stripe_length(s))}
-    found = in_parallel(lambda part: _stretches(store, part, label), list(wanted))
-    for (part, length), stretches in zip(wanted.items(), found, strict=True):
-        if stretches.length != length:
-            raise CorruptDataError(
-                f"{part} of {label} has {stretches.length} bytes and the manifest says {length}; "
-                "put the checkpoint anew"
-            )
-    return StripedSource(store, striped, label, dict(zip(wanted, found, strict=True)))
-
-
-def _stretches(store: Store, part: str, label: str) -> Stretches:
-    try:
-        return Stretches(store.locations(part))
-    except NotFoundError as error:
-        raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error
-
-
-def in_parallel(call: Callable[[A], B], items: Sequence[A] | Iterable[A]) -> list[B]:
-    """Results in the items' order; the first error met is raised after all calls have ended."""
-    listed = list(items)
-    if len(listed) < 2:
-        return [call(item) for item in listed]
-    with ThreadPoolExecutor(min(METADATA_STREAMS, len(listed)), "bootseer-metadata") as pool:
-        # Each in a copy of our context, so that a limit of time holds for it, too.
-        waiting = [pool.submit(contextvars.copy_context().run, call, item) for item in listed]
-        return [future.result() for future in waiting]

@@ -1,12 +1,13 @@
-"""Where `get` writes: temporary names beside the destination, and a note of what has arrived.
+"""A download that is not complete: what has arrived of it, under names of its own.
 
-Beside `DST` lie `.DST.bootseer-part` (a file or a folder) and `.DST.bootseer-get` (the note,
-locked while a get is under way). Only the last step gives the destination its name. The note is
-of use only for the very file or folder that it was written for, at its full size.
+Next to `DST` lie `.DST.bootseer-part` (a file or a folder) and `.DST.bootseer-get` (a note of what
+has arrived, locked while a get is running). Only the last step gives the destination its name. The
+note counts only for the very file or folder that it was written for, at its full size.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,9 +15,10 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bootseer.context_managers import Closing
+from bootseer.context_managers import Closing, OsAction
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 from bootseer.system.atomic import sync_folder
 
@@ -24,7 +26,7 @@ SAVE_S = 1.0
 NOTE_LIMIT_BYTES = 256 << 20
 
 
-class Arrived(NamedTuple):
+class ArrivedRange(NamedTuple):
     """Bytes `[start, end)` of a file that were written; `digest` where nothing else checks them."""
 
     start: int
@@ -32,118 +34,112 @@ class Arrived(NamedTuple):
     digest: str = ""
 
 
-class Landing(Closing):
-    """One destination being filled; a context manager that closes, and removes when it is told to.
+class PartialDownload(Closing):
+    """One destination that is being filled; as a context manager it is closed at the end."""
 
-    Raises BusyError when another get fills the same destination, UsageError for one that cannot
-    be filled.
-    """
-
-    def __init__(self, destination: str, key: str, *, size_bytes: int | None, resume: bool) -> None:
-        """`size_bytes` is a single file's; None means a folder."""
-        self.destination = destination
-        is_folder = size_bytes is None
+    def __init__(self, destination: str, key: str, *, size_bytes: int | None) -> None:
+        """`key` names the bytes; `size_bytes` is a single file's, None means a folder."""
         folder, base = os.path.split(destination)
-        if not base or not os.path.isdir(folder):
-            raise UsageError(f"{destination} lies in no folder that is there; make it first")
-        _check_kind(destination)
-        if is_folder and os.path.lexists(destination) and _is_full(destination):
-            raise UsageError(f"{destination} is there already; remove it, or name another place")
-        if not is_folder and os.path.isdir(destination):
-            raise UsageError(f"{destination} is a folder; name a file")
+        self.destination = destination
         self.part = f"{folder}/.{base}.bootseer-part"
+        self._key, self._size_bytes = key, size_bytes
         self._note = f"{folder}/.{base}.bootseer-get"
-        self._is_folder = is_folder
         self._lock = threading.Lock()
         self._saved_s = 0.0
-        self._head: dict[str, Any] = {"key": key, "boot": _boot_id()}
-        self._fd = self._locked()
+        self._head: dict[str, Any] = {}
+        self._fd = -1
+        self._arrived: dict[str, list[ArrivedRange]] = {}
+
+    @classmethod
+    def open(
+        cls, destination: str, key: str, *, size_bytes: int | None, resume: bool
+    ) -> PartialDownload:
+        """Begin to fill a destination, with `resume` from what an interrupted get left.
+
+        Raises BusyError when another get fills the same destination, UsageError for one that
+        cannot be filled.
+        """
+        _check_destination(destination, is_folder=size_bytes is None)
+        download = cls(destination, key, size_bytes=size_bytes)
+        download._lock_note()
         try:
-            self._done: dict[str, list[Arrived]] = self._earlier(key) if resume else {}
-            if self._done:
-                _unlock(self.part)
-            else:
-                _remove(self.part)
-            if is_folder:
-                os.makedirs(self.part, mode=0o700, exist_ok=True)
-            else:
-                self.make("", size_bytes or 0)
-            self._head["part"] = _identity(self.part)
-            self.save()
-        except OSError as error:
-            self.close()
-            raise from_os_error(error, f"write {self.part}") from error
+            with OsAction(f"write {download.part}"):
+                download._make_part(resume=resume)
         except BaseException:  # else the lock stays until this process ends
-            self.close()
+            download.close()
             raise
+        return download
+
+    def _make_part(self, *, resume: bool) -> None:
+        if resume:
+            self._arrived = self._read_note()
+        if self._arrived:
+            _make_writable(self.part)
+        else:
+            _remove(self.part)
+        if self._size_bytes is None:
+            os.makedirs(self.part, mode=0o700, exist_ok=True)
+        else:
+            self.make("", self._size_bytes)
+        self._head = {"key": self._key, "boot": _boot_id(), "part": _identity(self.part)}
+        self.save()
 
     def path(self, inside: str) -> str:
         """Where a file of the checkpoint is being written; "" is the single file."""
         return f"{self.part}/{inside}" if inside else self.part
 
     def make(self, inside: str, size_bytes: int) -> None:
-        """Make a file of its final length, or take the one an earlier get left."""
+        """Make a file of its final length, or use the one that an interrupted get left."""
         path = self.path(inside)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, flags, 0o644)
-            try:
-                os.ftruncate(fd, size_bytes)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise from_os_error(error, f"write {path}") from error
+        with OsAction(f"write {path}"), open_fd(path, os.O_RDWR | os.O_CREAT) as fd:
+            os.ftruncate(fd, size_bytes)
 
-    def arrived(self, inside: str, offset: int, length: int) -> str | None:
-        """The digest noted with these bytes, "" where there is none; None: they never came.
+    def find_digest(self, inside: str, offset: int, length: int) -> str | None:
+        """The digest noted with these bytes, "" where there is none; None: they never arrived.
 
         That they are still there must be checked, by the digest or otherwise.
         """
         end = offset + length
         with self._lock:
-            ranges = tuple(self._done.get(inside, ()))
-        for found in ranges:
-            is_whole = (found.start, found.end) == (offset, end)
-            if is_whole or (not found.digest and found.start <= offset and end <= found.end):
-                return found.digest
+            ranges = tuple(self._arrived.get(inside, ()))
+        for arrived in ranges:
+            is_whole = (arrived.start, arrived.end) == (offset, end)
+            if is_whole or (not arrived.digest and arrived.start <= offset and end <= arrived.end):
+                return arrived.digest
         return None
 
-    def note(self, arrived: list[tuple[str, Arrived]]) -> None:
-        """Remember what has been written; saved now and then."""
+    def add(self, arrived: list[tuple[str, ArrivedRange]]) -> None:
+        """Note what has been written; the note is saved now and then."""
         with self._lock:
-            for inside, found in arrived:
-                _add(self._done.setdefault(inside, []), found)
-            if time.monotonic() - self._saved_s < SAVE_S:
-                return
-            self._saved_s = time.monotonic()
-            data = self._encoded()
-            self._save(data)
+            for inside, new in arrived:
+                _add_range(self._arrived.setdefault(inside, []), new)
+            if time.monotonic() - self._saved_s >= SAVE_S:
+                self._saved_s = time.monotonic()
+                self._write_note()
 
     def save(self) -> None:
-        """Write the note now."""
+        """Save the note now."""
         with self._lock:
-            self._save(self._encoded())
+            self._write_note()
 
     def check_room(self, wanted_bytes: int) -> None:
         """Raise NoSpaceError before anything is fetched that cannot be kept."""
-        found = os.statvfs(os.path.dirname(self.part))
-        have = found.f_bavail * found.f_frsize
-        here = sum(found.end - found.start for ranges in self._done.values() for found in ranges)
-        if wanted_bytes - here > have:
+        room = os.statvfs(os.path.dirname(self.part))
+        free_bytes = room.f_bavail * room.f_frsize
+        arrived_bytes = sum(r.end - r.start for ranges in self._arrived.values() for r in ranges)
+        if wanted_bytes - arrived_bytes > free_bytes:
             raise NoSpaceError(
-                f"{self.destination} needs {wanted_bytes - here} bytes and its file system has "
-                f"{have}; free space or choose another file system"
+                f"{self.destination} needs {wanted_bytes - arrived_bytes} bytes and its file "
+                f"system has {free_bytes}; free space or choose another file system"
             )
 
     def publish(self) -> None:
         """Give what was written the destination's name."""
-        try:
-            if self._is_folder and os.path.isdir(self.destination):
+        with OsAction(f"name {self.destination}"):
+            if self._size_bytes is None and os.path.isdir(self.destination):
                 os.rmdir(self.destination)  # empty, or this fails
             os.rename(self.part, self.destination)
             sync_folder(os.path.dirname(self.destination))
-        except OSError as error:
-            raise from_os_error(error, f"name {self.destination}") from error
         os.unlink(self._note)
 
     def discard(self) -> None:
@@ -153,20 +149,21 @@ class Landing(Closing):
             os.unlink(self._note)
 
     def close(self) -> None:
-        """Let others fill the destination; twice is safe."""
+        """Unlock the destination; twice is safe."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _locked(self) -> int:
+    def _lock_note(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            while True:
+            while self._fd < 0:
                 fd = os.open(self._note, flags, 0o600)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _same(fd, self._note):
-                        return fd
+                    if _is_file_at(fd, self._note):
+                        self._fd = fd
+                        return
                 except BlockingIOError as error:
                     os.close(fd)
                     raise BusyError(
@@ -176,61 +173,79 @@ class Landing(Closing):
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
 
-    def _earlier(self, key: str) -> dict[str, list[Arrived]]:
-        """What an earlier get of the same bytes left; {} when it is of no use."""
+    def _read_note(self) -> dict[str, list[ArrivedRange]]:
+        """What an interrupted get of the same bytes left; {} when that is of no use."""
         try:
             size = os.fstat(self._fd).st_size
             note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
-            boot = _boot_id()
-            if note.get("key") != key or not key or note.get("boot") != boot or not boot:
+            key, boot = self._key, _boot_id()
+            if not key or note.get("key") != key or not boot or note.get("boot") != boot:
                 return {}
             part = _identity(self.part)
             if not part or note.get("part") != part:
                 return {}
             return {
-                inside: [Arrived(int(start), int(end), str(digest)) for start, end, digest in all_]
-                for inside, all_ in note["done"].items()
+                inside: [ArrivedRange(int(r[0]), int(r[1]), str(r[2])) for r in ranges]
+                for inside, ranges in note["done"].items()
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
 
-    def _encoded(self) -> bytes:
-        return json.dumps({**self._head, "done": self._done}).encode()
-
-    def _save(self, data: bytes) -> None:
+    def _write_note(self) -> None:
         """Rewritten in place, since the lock is on this very file."""
-        try:
+        data = json.dumps({**self._head, "done": self._arrived}).encode()
+        with OsAction(f"write {self._note}"):
             length = os.fstat(self._fd).st_size
             os.pwrite(self._fd, data.ljust(length), 0)  # one write, so that no kill tears it
-        except OSError as error:
-            raise from_os_error(error, f"write {self._note}") from error
 
 
-def _add(ranges: list[Arrived], new: Arrived) -> None:
+@contextlib.contextmanager
+def open_fd(path: str, flags: int) -> Iterator[int]:
+    """A descriptor of a file that is part of a download, which is never a symbolic link."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _add_range(ranges: list[ArrivedRange], new: ArrivedRange) -> None:
     """Add to sorted ranges, joining those that touch; one with a digest stays as it is."""
     if new.digest:
         ranges[:] = [r for r in ranges if r.end <= new.start or new.end <= r.start]
-    merged: list[Arrived] = []
-    for found in sorted([*ranges, new]):
+    merged: list[ArrivedRange] = []
+    for each in sorted([*ranges, new]):
         last = merged[-1] if merged else None
-        if last and found.start <= last.end and not (found.digest or last.digest):
-            merged[-1] = Arrived(last.start, max(found.end, last.end))
+        if last and each.start <= last.end and not (each.digest or last.digest):
+            merged[-1] = ArrivedRange(last.start, max(each.end, last.end))
         else:
-            merged.append(found)
+            merged.append(each)
     ranges[:] = merged
 
 
 def _identity(path: str) -> list[int]:
-    """Tells one part from another of its name; [] where nothing of use is there."""
+    """Distinguishes parts of the same name; [] where neither a file nor a folder is there."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return []
-    if stat.S_ISDIR(found.st_mode):
-        return [found.st_dev, found.st_ino]
-    if stat.S_ISREG(found.st_mode):
-        return [found.st_dev, found.st_ino, found.st_size]
+    if stat.S_ISDIR(status.st_mode):
+        return [status.st_dev, status.st_ino]
+    if stat.S_ISREG(status.st_mode):
+        return [status.st_dev, status.st_ino, status.st_size]
     return []
+
+
+def _check_destination(path: str, *, is_folder: bool) -> None:
+    """Raise UsageError for a place that cannot be filled."""
+    folder, base = os.path.split(path)
+    if not base or not os.path.isdir(folder):
+        raise UsageError(f"{path} lies in no folder that is there; make it first")
+    _check_kind(path)
+    if is_folder and os.path.lexists(path) and _is_full(path):
+        raise UsageError(f"{path} is there already; remove it, or name another place")
+    if not is_folder and os.path.isdir(path):
+        raise UsageError(f"{path} is a folder; name a file")
 
 
 def _check_kind(path: str) -> None:
@@ -260,33 +275,31 @@ def _boot_id() -> str:
 def _is_full(path: str) -> bool:
     if os.path.islink(path) or not os.path.isdir(path):
         return True
-    try:
+    with OsAction(f"list {path}"):
         return bool(os.listdir(path))
-    except OSError as error:
-        raise from_os_error(error, f"list {path}") from error
 
 
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
-        _unlock(path)
+        _make_writable(path)
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def _unlock(path: str) -> None:
-    """Make a part its owner's to write: an earlier get may have set the checkpoint's modes."""
-    found = os.lstat(path)
-    is_folder = stat.S_ISDIR(found.st_mode)
+def _make_writable(path: str) -> None:
+    """Let its owner write a part: an interrupted get may have set the checkpoint's modes."""
+    status = os.lstat(path)
+    is_folder = stat.S_ISDIR(status.st_mode)
     wanted = 0o700 if is_folder else 0o600
-    if not stat.S_ISLNK(found.st_mode) and found.st_mode & wanted != wanted:
-        os.chmod(path, stat.S_IMODE(found.st_mode) | wanted)
+    if not stat.S_ISLNK(status.st_mode) and status.st_mode & wanted != wanted:
+        os.chmod(path, stat.S_IMODE(status.st_mode) | wanted)
     if is_folder:
         for inside in os.listdir(path):
-            _unlock(f"{path}/{inside}")
+            _make_writable(f"{path}/{inside}")
 
 
-def _same(fd: int, path: str) -> bool:
+def _is_file_at(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

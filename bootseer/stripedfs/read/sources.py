@@ -1,8 +1,11 @@
-"""What the fetcher reads of a checkpoint: chunks of a striped file, or stretches of a plain one.
+"""What the fetcher reads of a checkpoint: chunks of a striped file, or blocks of a plain one.
 
-A striped file's chunks are verified against the manifest's digests. A plain file has none, so its
-store is asked again for its version after bytes have arrived and before anyone sees them: a file
+A striped file's chunks are verified against the manifest's digests. A plain file has none, so the
+store is asked again for its version after bytes have arrived and before they are used: a file
 that changes while it is read gives an error, never a mixture of old and new bytes.
+
+What the manifest of a striped file promises is compared with what the store holds before the first
+byte is read: one request a stripe, all at the same time, returns its length and its replicas.
 """
 
 from __future__ import annotations
@@ -19,11 +22,14 @@ from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
     StoreUnavailableError,
+    UsageError,
 )
 from bootseer.storage.retry import another
 from bootseer.storage.store import BlockLocation, Stat, Store
-from bootseer.stripedfs.format.json_fields import digest_of
-from bootseer.stripedfs.format.pointer import StripedObject
+from bootseer.stripedfs.format.json_fields import compute_digest
+from bootseer.stripedfs.format.manifest import Manifest
+from bootseer.stripedfs.format.pointer import StripedObject, Version
+from bootseer.stripedfs.workers import call_in_parallel
 
 PLAIN_BLOCK_BYTES = 1 << 20
 MIN_PLAIN_BLOCK_BYTES = 64 << 10
@@ -31,7 +37,7 @@ RECHECK_S = 5.0
 
 
 class FileSource(BlockSource, Protocol):
-    """A block source that can tell whether bytes in hand are still those of its object."""
+    """A block source that knows whether fetched bytes are still those of its object."""
 
     @property
     def identity(self) -> str:
@@ -41,41 +47,36 @@ class FileSource(BlockSource, Protocol):
         """Whether `confirm` must succeed before these bytes, already fetched, may be used."""
 
     def confirm(self) -> None:
-        """Settle all doubts so far; may ask the store. Raises CorruptDataError after a change."""
+        """Settle all doubts so far; may ask the store. CorruptDataError: the object changed."""
 
 
 class Stretches:
-    """The stretches of one stored object, looked up by offset."""
+    """Where one stored object lies: stretches of equal replicas, looked up by offset."""
 
-    __slots__ = ("_placed", "_starts", "length")
+    __slots__ = ("_placed", "length", "starts")
 
     def __init__(self, placed: Sequence[BlockLocation]) -> None:
         self._placed = tuple(placed)
-        self._starts = tuple(p.offset for p in self._placed)
+        self.starts = tuple(p.offset for p in self._placed)
         self.length = self._placed[-1].offset + self._placed[-1].length if placed else 0
 
     def at(self, offset: int) -> BlockLocation:
         """The stretch that holds a byte; the last one for a byte past the end."""
-        return self._placed[max(0, bisect.bisect_right(self._starts, offset) - 1)]
+        return self._placed[max(0, bisect.bisect_right(self.starts, offset) - 1)]
 
     def end(self, offset: int) -> int:
         """The first byte after the stretch that holds `offset`."""
-        found = self.at(offset)
-        return found.offset + found.length
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Where each stretch begins, in order."""
-        return self._starts
+        stretch = self.at(offset)
+        return stretch.offset + stretch.length
 
 
-def _key(digest: str, store: Store, place: str) -> str:
-    """The place is part of it: equal bytes elsewhere may outlive those that were read first."""
+def _source_key(digest: str, store: Store, place: str) -> str:
+    """A key with the place in it: equal bytes elsewhere may outlive those that were read first."""
     return f"{digest}@{store.url}/{place}"
 
 
 class DigestedSource(BlockSource):
-    """What sources share whose every block has a digest: nothing of them is ever in doubt."""
+    """A source whose every block has a digest: nothing of it is ever in doubt."""
 
     in_place = True
     source_class = "checkpoint"
@@ -99,14 +100,14 @@ LOST = "what was opened was replaced since, or is incomplete: open it again, or 
 
 
 def as_damage(error: BootseerError, source: FileSource, what: str = LOST) -> BootseerError:
-    """The error as a checkpoint means it, `what` to be done in it.
+    """Turn a missing object of a checkpoint into CorruptDataError, which says what to do (`what`).
 
-    What a checkpoint lists and its store does not hold is damage, not a name that was mistyped:
-    who takes a missing file for one that was never written (zarr) would go on without its bytes.
+    What a checkpoint lists and its store does not hold is damage, not a mistyped name: a program
+    that takes a missing file for one that was never written (zarr) would go on without its bytes.
     """
     if not (isinstance(error, NotFoundError) and isinstance(source, DigestedSource)):
         return error
-    text = str(error).partition("; check the ")[0]  # the path, or the name: of no use here
+    text = str(error).partition("; check the ")[0]  # without the advice to check the path or name
     return CorruptDataError(f"{text}; {what}")
 
 
@@ -124,7 +125,7 @@ class StripedSource(DigestedSource):
         self.size_bytes = self.layout.size_bytes
         self.block_bytes = self.layout.chunk_bytes
         self.digest = striped.manifest.key
-        self.key = _key(self.digest, store, striped.folder)
+        self.key = _source_key(self.digest, store, striped.folder)
         self.label = label
         self._digests = striped.manifest.digests
         self._parts = tuple(striped.part(s) for s in range(self.layout.width))
@@ -145,7 +146,7 @@ class StripedSource(DigestedSource):
 
     def check_raw(self, index: int, raw: memoryview) -> None:
         """Raise CorruptDataError unless these are the bytes of chunk `index`."""
-        if digest_of(raw) != self._digests[16 * index : 16 * index + 16]:
+        if compute_digest(raw) != self._digests[16 * index : 16 * index + 16]:
             part, offset, _ = self.locate(index)
             raise CorruptDataError(
                 f"chunk {index} of {self.label} does not match its digest (byte {offset} of "
@@ -161,7 +162,7 @@ class SmallSource(DigestedSource):
         self.size_bytes = size_bytes
         self.block_bytes = max(1, size_bytes)
         self.digest = f"xxh3-128-{digest.hex()}-{size_bytes}-whole"
-        self.key = _key(self.digest, store, name)
+        self.key = _source_key(self.digest, store, name)
         self.label = label
         self._name = name
         self._wanted = digest
@@ -176,7 +177,7 @@ class SmallSource(DigestedSource):
         return ()
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
-        if digest_of(stored) != self._wanted:
+        if compute_digest(stored) != self._wanted:
             raise CorruptDataError(
                 f"{self.label} does not match its digest ({self._name}); check the checkpoint by "
                 "`bootseer stripe verify` and put it anew"
@@ -184,7 +185,7 @@ class SmallSource(DigestedSource):
 
 
 class PlainSource(BlockSource):
-    """`BlockSource` over an ordinary object, by stretches of its blocks and replicas."""
+    """`BlockSource` over an ordinary object."""
 
     in_place = True
     source_class = "plain"
@@ -202,7 +203,7 @@ class PlainSource(BlockSource):
                 f"{self._stretches.length} by its blocks; it is being written: wait for its end"
             )
         self.block_bytes = plain_block_bytes(self._stretches.starts)
-        # Where the store can tell no version, nothing may be kept from one opening to the next.
+        # Where the store has no versions, nothing may be kept from one opening to the next.
         known = f"plain:{store.url}/{stat.name}:{stat.size_bytes}:{stat.version}"
         self.key = known if stat.version else ""
         self._settled = threading.Condition()
@@ -249,30 +250,29 @@ class PlainSource(BlockSource):
             return any(index in self._unsettled for index in wanted)
 
     def confirm(self) -> None:
-        """Ask the store for the version once more; callers at the same time share one answer."""
+        """Ask the store for the version again; callers at the same time share one answer."""
         with self._settled:
             needed = self._checks_begun + 1  # one begun earlier may not have seen our bytes' change
             while self._checks_done < needed:
                 if self._fault is not None:
                     raise self._fault
                 if self._outage is not None and self._outage[0] >= needed:
-                    fault = self._outage[1]
-                    raise another(fault)
+                    raise another(self._outage[1])
                 if self._checking:
                     self._settled.wait()
                     continue
                 self._check_now()
 
     def _check_now(self) -> None:
-        """Make one check; called and left with the lock held, which is dropped meanwhile."""
+        """Make one check; called and left with the lock held, which is released meanwhile."""
         self._checking = True
         self._checks_begun += 1
         number, arrived = self._checks_begun, frozenset(self._unsettled)
         self._settled.release()
-        found: Stat | None = None
+        stat: Stat | None = None
         fault: BootseerError | None = None
         try:
-            found = self.store.stat(self._stat.name)
+            stat = self.store.stat(self._stat.name)
         except BootseerError as error:
             fault = error
         finally:
@@ -280,11 +280,11 @@ class PlainSource(BlockSource):
             self._checking = False
             self._settled.notify_all()
         if fault is not None and isinstance(fault, StoreUnavailableError) and not arrived:
-            found, fault = self._stat, None  # only the time was up: nothing new is in doubt
+            stat, fault = self._stat, None  # only `RECHECK_S` was over: nothing new is in doubt
         if fault is not None and fault.retryable:
             self._outage = (number, fault)
             raise fault
-        if found is None or _identity(found) != _identity(self._stat):
+        if stat is None or _identity(stat) != _identity(self._stat):
             self._fault = CorruptDataError(
                 f"{self.label} changed while it was read; open it again to read the new bytes"
             )
@@ -302,9 +302,44 @@ def plain_block_bytes(starts: Sequence[int]) -> int:
     """Block size of a plain file whose stretches begin at these offsets.
 
     The largest power of two up to 1 MiB that divides them all, so that no block lies in two
-    stretches; with stretches that are cut oddly some blocks do, and their requests cross over.
+    stretches. At odd offsets some blocks do, and their requests cross a boundary.
     """
     block_bytes = PLAIN_BLOCK_BYTES
     while block_bytes > MIN_PLAIN_BLOCK_BYTES and any(start % block_bytes for start in starts):
         block_bytes //= 2
     return block_bytes if not any(start % block_bytes for start in starts) else PLAIN_BLOCK_BYTES
+
+
+def open_striped_file(store: Store, version: Version, manifest: Manifest) -> FileSource:
+    """Open a striped file whose manifest was read."""
+    label = f"{version.folder} in {store.url}"
+    return open_stripes(store, StripedObject(version.folder, manifest), label)
+
+
+def open_plain_file(store: Store, name: str) -> PlainSource:
+    """Open an ordinary object by its stretches. Raises UsageError for a folder."""
+    stat = store.stat(name)
+    if stat.is_folder:
+        raise UsageError(f"{name} in {store.url} is a folder; name a file in it")
+    return PlainSource(store, stat, store.locations(name) if stat.size_bytes else [])
+
+
+def open_stripes(store: Store, striped: StripedObject, label: str) -> StripedSource:
+    """Compare every stripe's length with the manifest, and learn where it lies."""
+    layout = striped.manifest.layout
+    lengths = {striped.part(s): n for s in range(layout.width) if (n := layout.stripe_length(s))}
+    placed = call_in_parallel(lambda part: _read_stretches(store, part, label), list(lengths))
+    for (part, length), stretches in zip(lengths.items(), placed, strict=True):
+        if stretches.length != length:
+            raise CorruptDataError(
+                f"{part} of {label} has {stretches.length} bytes and the manifest says {length}; "
+                "put the checkpoint anew"
+            )
+    return StripedSource(store, striped, label, dict(zip(lengths, placed, strict=True)))
+
+
+def _read_stretches(store: Store, part: str, label: str) -> Stretches:
+    try:
+        return Stretches(store.locations(part))
+    except NotFoundError as error:
+        raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error

@@ -5,32 +5,30 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import Manifest, TreeFile
 from bootseer.stripedfs.format.pointer import StripedObject, Version
 from bootseer.stripedfs.format.stripe_layout import stripe_name
+from bootseer.stripedfs.progress import SILENT, Progress
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.open import Tree, in_parallel
 from bootseer.stripedfs.read.sources import FileSource, SmallSource, Stretches, StripedSource
-from bootseer.stripedfs.write.stripe_pool import Pool
-from bootseer.stripedfs.write.write_settings import SILENT, Progress
-
-if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher
-    from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs.read.tree import Tree
+from bootseer.stripedfs.shared_fetcher import shared_fetcher
+from bootseer.stripedfs.workers import WorkerPool, call_in_parallel
 
 MAX_DAMAGES = 10_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Damage:
-    """One fault. `path` is the file of a tree ("" for a file's own checkpoint).
+    """One fault. `path` is the file within a directory checkpoint, "" in a single file.
 
-    `stripe` and `chunk` are -1 where the fault is not of one.
+    `stripe` and `chunk` are -1 where the fault is in no particular one.
     """
 
     path: str
@@ -64,43 +62,42 @@ def verify(
     CorruptDataError when pointer or manifest are damaged, and the store's other errors.
     """
     from bootseer.storage.open import open_object
-    from bootseer.stripedfs.shared_fetcher import shared_fetcher
 
     store, name = open_object(url, options)
     try:
-        return verify_in(store, name, fetcher or shared_fetcher(), progress=progress)
+        return verify_in_store(store, name, fetcher or shared_fetcher(), progress=progress)
     finally:
         store.close()
 
 
-def verify_in(
+def verify_in_store(
     store: Store, name: str, fetcher: Fetcher, *, progress: Progress = SILENT
 ) -> VerifyReport:
     """`verify` in a store that is open already."""
-    loaded = pointer.load(store, pointer.resolve(store, name))
+    loaded = pointer.load_current(store, pointer.follow_links(store, name))
     if loaded is None:
         raise NotFoundError(
             f"there is no striped checkpoint {name} in {store.url}; check the name, or put one"
         )
     version, manifest = loaded
-    run = _Run(store, version, fetcher, progress)
+    run = _Verification(store, version, fetcher, progress)
     if isinstance(manifest, Manifest):
         progress.expect(manifest.layout.size_bytes)
-        files: Iterator[tuple[str, FileSource]] = run.striped(
+        files: Iterator[tuple[str, FileSource]] = run.open_striped(
             "", StripedObject(version.folder, manifest), version.folder
         )
         count = 1
     else:
         tree = Tree(store, version, manifest)
         progress.expect(manifest.size_bytes)
-        files = run.tree(tree)
+        files = run.open_tree_files(tree)
         count = sum(1 for _ in manifest.files())
-    batches.run(files, run.check, limit_bytes=batches.batch_bytes(store))
+    batches.run_batches(files, run.check_batch, limit_bytes=batches.batch_bytes(store))
     damages = tuple(sorted(run.damages, key=lambda d: (d.path, d.chunk, d.object)))
     return VerifyReport(version, count, version.pointer.size_bytes, run.checked_bytes, damages)
 
 
-class _Run:
+class _Verification:
     """One verification: collects damages from several threads."""
 
     def __init__(
@@ -113,92 +110,94 @@ class _Run:
         self.damages: list[Damage] = []
         self.checked_bytes = 0
 
-    def tree(self, tree: Tree) -> Iterator[tuple[str, FileSource]]:
+    def open_tree_files(self, tree: Tree) -> Iterator[tuple[str, FileSource]]:
         """Every file of a tree that can be opened."""
         for entry in tree.manifest.files():
             if entry.striped:
-                yield from self._of_tree(entry)
+                yield from self._open_striped_entry(entry)
                 continue
             name = f"{self._version.folder}/{entry.object}"
             label = f"{entry.path} of {self._version.folder} in {self._store.url}"
-            problem = self._length(name, entry.size_bytes)
+            problem = self._check_object(name, entry.size_bytes)
             if problem:
                 self._add(Damage(entry.path, name, -1, -1, problem))
                 continue
             yield entry.path, SmallSource(self._store, name, entry.size_bytes, entry.digest, label)
 
-    def _of_tree(self, entry: TreeFile) -> Iterator[tuple[str, FileSource]]:
+    def _open_striped_entry(self, entry: TreeFile) -> Iterator[tuple[str, FileSource]]:
         name = f"{self._version.folder}/{entry.object}"
         try:
-            found = pointer.striped_file(self._store, self._version, entry)
+            striped = pointer.read_striped_file(self._store, self._version, entry)
         except CorruptDataError as error:
             self._add(Damage(entry.path, f"{name}/{pointer.MANIFEST}", -1, -1, str(error)))
             return
-        yield from self.striped(entry.path, found, f"{entry.path} of {self._version.folder}")
+        yield from self.open_striped(entry.path, striped, f"{entry.path} of {self._version.folder}")
 
-    def striped(
+    def open_striped(
         self, path: str, striped: StripedObject, label: str
     ) -> Iterator[tuple[str, FileSource]]:
-        """A striped file; its missing and wrongly long stripes are told at once."""
+        """A striped file; its missing stripes and those of a wrong length are reported first."""
         layout = striped.manifest.layout
         parts = {striped.part(s): s for s in range(layout.width)}
         lengths = {part: layout.stripe_length(stripe) for part, stripe in parts.items()}
-        problems = in_parallel(lambda part: self._length(part, lengths[part]), list(parts))
+        problems = call_in_parallel(
+            lambda part: self._check_object(part, lengths[part]), list(parts)
+        )
         lost = set()
         for (part, stripe), problem in zip(parts.items(), problems, strict=True):
             if problem:
                 lost.add(stripe)
                 self._add(Damage(path, part, stripe, -1, problem))
         good = [part for part, stripe in parts.items() if stripe not in lost and lengths[part]]
-        placed = in_parallel(lambda part: Stretches(self._store.locations(part)), good)
+        placed = call_in_parallel(lambda part: Stretches(self._store.locations(part)), good)
         stretches = dict(zip(good, placed, strict=True))
         self._lost[path] = frozenset(lost)
         yield path, StripedSource(self._store, striped, label, stretches)
 
-    def check(self, batch: batches.Batch, memory: list[memoryview], pool: Pool) -> None:
+    def check_batch(self, batch: batches.Batch, memory: list[memoryview], pool: WorkerPool) -> None:
         """Fetch a batch; where that fails, find out which blocks are damaged."""
         pool.check()
         whole = not any(self._lost.get(segment.path) for segment in batch)
         if whole:
             try:
-                batches.fetch(self._fetcher, list(zip(batch, memory, strict=True)))
+                batches.fetch_segments(self._fetcher, list(zip(batch, memory, strict=True)))
                 self._count(sum(segment.length for segment in batch))
                 return
             except (CorruptDataError, NotFoundError):
-                pass  # something in it; block by block tells what
+                pass  # something in it is damaged: find out what, block by block
         for segment, view in zip(batch, memory, strict=True):
-            self._blocks(segment, view, pool)
+            self._check_blocks(segment, view, pool)
 
-    def _blocks(self, segment: batches.Segment, view: memoryview, pool: Pool) -> None:
+    def _check_blocks(self, segment: batches.Segment, view: memoryview, pool: WorkerPool) -> None:
         source, lost = segment.source, self._lost.get(segment.path, frozenset())
         for start in range(0, segment.length, source.block_bytes):
             pool.check()
             index = (segment.offset + start) // source.block_bytes
-            piece = view[start : start + source.block_bytes]
+            block = view[start : start + source.block_bytes]
             stripe = -1
             if isinstance(source, StripedSource):
                 stripe = source.layout.chunk_location(index).stripe
             if stripe in lost:
                 continue
-            one = batches.Segment(segment.path, source, segment.offset + start, len(piece))
+            one = batches.Segment(segment.path, source, segment.offset + start, len(block))
             try:
-                batches.fetch(self._fetcher, [(one, piece)])
-                self._count(len(piece))
+                batches.fetch_segments(self._fetcher, [(one, block)])
+                self._count(len(block))
             except (CorruptDataError, NotFoundError) as error:
                 chunk = index if stripe >= 0 else -1
                 name = source.locate(index).part
                 self._add(Damage(segment.path, name, stripe, chunk, str(error)))
 
-    def _length(self, name: str, expected_bytes: int) -> str:
-        """What is wrong with an object at first sight; "" when nothing is."""
+    def _check_object(self, name: str, expected_bytes: int) -> str:
+        """What is wrong with an object by its status; "" when nothing is."""
         try:
-            found = self._store.stat(name)
+            stat = self._store.stat(name)
         except NotFoundError:
             return "is missing"
-        if found.is_folder:
+        if stat.is_folder:
             return "is a folder"
-        if found.size_bytes != expected_bytes:
-            return f"has {found.size_bytes} bytes instead of {expected_bytes}"
+        if stat.size_bytes != expected_bytes:
+            return f"has {stat.size_bytes} bytes instead of {expected_bytes}"
         return ""
 
     def _count(self, size_bytes: int) -> None:
@@ -216,8 +215,8 @@ class _Run:
             self.damages.append(damage)
 
 
-def sentence(damage: Damage) -> str:
-    """A damage as a line for people."""
+def describe_damage(damage: Damage) -> str:
+    """One line of text for a fault."""
     where = f"chunk {damage.chunk} of {stripe_name(damage.stripe)}" if damage.chunk >= 0 else ""
     file = f"{damage.path}: " if damage.path else ""
     if where:

@@ -1,4 +1,4 @@
-"""Removing what no checkpoint needs: replaced versions, and drafts whose writer is gone."""
+"""Removing what no checkpoint needs: replaced versions, and drafts whose writer is dead."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from bootseer.stripedfs.format.pointer import (
     CURRENT,
     MANIFEST,
     SUFFIX,
-    current,
-    folder_of,
-    is_name,
+    checkpoint_folder,
+    is_checkpoint_name,
+    read_current,
 )
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write import rename_remove
-from bootseer.stripedfs.write.draft import LEASE, STALE_S, WRITING, idle, store_now_s, temporaries
+from bootseer.stripedfs.write.draft import (
+    LEASE,
+    STALE_S,
+    WRITING,
+    is_abandoned,
+    list_drafts,
+    read_store_clock,
+)
 
 GRACE_S = 3600.0
 TEMPORARY = ".tmp-"
@@ -30,7 +37,7 @@ LEFT_ATTRIBUTES = "attributes of no file"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Removed:
-    """One thing that was removed, or would be; `age_s` is how long nobody has needed it."""
+    """One thing that was removed, or would be; `age_s` is how long it has not been needed."""
 
     name: str
     reason: str
@@ -45,46 +52,40 @@ class Unused:
     since_s: float
 
 
-def checkpoints(store: Store, name: str) -> list[str]:
-    """The checkpoint of this name, or else those directly in the folder of this name.
+def find_checkpoints(store: Store, name: str) -> list[str]:
+    """The folder of the checkpoint of this name, or of those directly in the folder of this name.
 
-    With those whose names begin with a dot: so do the names that programs save under at first.
+    Names that begin with a dot count: some programs save under one at first.
     """
-    base = folder_of(name) if name else ""
-    if base:
-        try:
-            if store.stat(base).is_folder:
-                return [base]
-        except NotFoundError:
-            pass
-    folder = name
-    found = [*store.list(folder), *store.temporaries(folder)]
+    base = checkpoint_folder(name) if name else ""
+    if base and _is_folder(store, base):
+        return [base]
     return sorted(
         stat.name
-        for stat in found
+        for stat in (*store.list(name), *store.temporaries(name))
         if stat.is_folder
         and stat.name.endswith(SUFFIX)
         and not namespace.is_temporary(stat.name.rpartition("/")[2])
-        and is_name(stat.name)
+        and is_checkpoint_name(stat.name)
     )
 
 
-def collect(
+def collect_garbage(
     store: Store, name: str, *, grace_s: float = GRACE_S, dry_run: bool = False
 ) -> Iterator[Removed]:
-    """Collect one checkpoint; yields each thing after it was removed.
+    """Remove what one checkpoint does not need; yields each thing after it was removed.
 
-    A version goes when it has not been current for `grace_s`, so that readers that opened it can
-    end; a draft when nobody has written to it for as long. With a damaged pointer no version goes.
-    A dry run writes nothing, and so goes by this machine's clock. Raises the store's errors.
+    A version is removed when it has not been current for `grace_s`, so that readers that opened it
+    can finish; a draft when it was not written to for as long. With a damaged pointer no version is
+    removed. A dry run writes nothing, and so uses this machine's clock. Raises the store's errors.
     """
-    base = folder_of(name)
-    now_s = time.time() if dry_run else store_now_s(store, base)
+    base = checkpoint_folder(name)
+    now_s = time.time() if dry_run else read_store_clock(store, base)
     if not dry_run:
-        _unmark(store, base)
-    doomed = list(_versions(store, base, now_s, grace_s))
-    doomed += _drafts(store, base, now_s, grace_s)
-    doomed += _attributes(store, base, now_s, grace_s)
+        _remove_mark(store, base)
+    doomed = list(_find_unused_versions(store, base, now_s, grace_s))
+    doomed += _find_abandoned_drafts(store, base, now_s, grace_s)
+    doomed += _find_left_attributes(store, base, now_s, grace_s)
     for each in doomed:
         if not dry_run:
             if each.reason == "unreferenced version" and _is_current(store, base, each.name):
@@ -92,26 +93,28 @@ def collect(
             store.delete_tree(each.name)
             if each.reason == LEFT_ATTRIBUTES:
                 with contextlib.suppress(BootseerError):
-                    store.delete(base)  # not when there is anything else
+                    store.delete(base)  # fails when there is anything else
         yield each
 
 
-def _attributes(store: Store, base: str, now_s: float, grace_s: float) -> Iterator[Removed]:
-    """The mode and time of a plain file or folder that others have removed."""
+def _find_left_attributes(
+    store: Store, base: str, now_s: float, grace_s: float
+) -> Iterator[Removed]:
+    """The mode and time of a plain file or folder that does not exist any more."""
     try:
-        kept = store.stat(f"{base}/{ATTRIBUTES}")
+        stored = store.stat(f"{base}/{ATTRIBUTES}")
     except NotFoundError:
         return
-    if now_s - kept.mtime_s >= grace_s and not rename_remove.exists(
+    if now_s - stored.mtime_s >= grace_s and not rename_remove.exists(
         store, base.removesuffix(SUFFIX)
     ):
-        yield Removed(kept.name, LEFT_ATTRIBUTES, now_s - kept.mtime_s)
+        yield Removed(stored.name, LEFT_ATTRIBUTES, now_s - stored.mtime_s)
 
 
-def collect_beside(
+def collect_temporaries(
     store: Store, folder: str, *, grace_s: float = GRACE_S, dry_run: bool = False
 ) -> Iterator[Removed]:
-    """Collect what killed writers of plain files left directly in a folder; as `collect`."""
+    """As `collect_garbage`, of what killed writers of plain files left directly in a folder."""
     ours = [
         stat
         for stat in store.temporaries(folder)
@@ -119,49 +122,48 @@ def collect_beside(
     ]
     if not ours:
         return
-    now_s = time.time() if dry_run else store_now_s(store, folder)
+    now_s = time.time() if dry_run else read_store_clock(store, folder)
     for stat in ours:
         age_s = now_s - stat.mtime_s
-        if age_s >= max(grace_s, STALE_S):  # a younger one may be of this instant
+        if age_s >= max(grace_s, STALE_S):  # a younger one may be in use
             if not dry_run:
                 store.delete(stat.name)
             yield Removed(stat.name, "orphaned temporary", age_s)
 
 
 def _is_current(store: Store, base: str, name: str) -> bool:
-    found = current(store, base)
-    return found is not None and found.folder == name
+    current = read_current(store, base)
+    return current is not None and current.folder == name
 
 
-def _versions(store: Store, base: str, now_s: float, grace_s: float) -> Iterator[Removed]:
+def _find_unused_versions(
+    store: Store, base: str, now_s: float, grace_s: float
+) -> Iterator[Removed]:
     try:
-        pointed = current(store, base)
+        current = read_current(store, base)
     except CorruptDataError:
         return
-    kept = pointed.folder if pointed is not None else ""
+    kept = current.folder if current is not None else ""
     dated = [
         (_finished_s(store, stat), stat.name)
         for stat in store.list(base)
         if stat.is_folder and VERSION_PATTERN.match(stat.name.rpartition("/")[2])
     ]
-    for unused in unreferenced(dated, kept):
-        if now_s - unused.since_s >= grace_s and not _marked(store, unused.name):
+    for unused in list_unreferenced(dated, kept):
+        if now_s - unused.since_s >= grace_s and not _is_marked(store, unused.name):
             yield Removed(unused.name, "unreferenced version", now_s - unused.since_s)
 
 
-def unreferenced(dated: list[tuple[float, str]], kept: str) -> list[Unused]:
+def list_unreferenced(dated: list[tuple[float, str]], kept: str) -> list[Unused]:
     """Versions, given as (when finished, name), that are not `kept`.
 
-    One was replaced when the next was finished; one without a next was never current, or lost a
-    race, and is unused since it was made.
+    A version was replaced when the next one was finished; the last one was never current, or lost
+    a race, and is unused since it was finished.
     """
     ordered = sorted(dated)
-    unused = []
-    for place, (finished_s, name) in enumerate(ordered):
-        later = ordered[place + 1][0] if place + 1 < len(ordered) else finished_s
-        if name != kept:
-            unused.append(Unused(name, later))
-    return unused
+    replaced_s = [when for when, _ in ordered[1:]] + [when for when, _ in ordered[-1:]]
+    pairs = zip(ordered, replaced_s, strict=True)
+    return [Unused(name, since_s) for (_, name), since_s in pairs if name != kept]
 
 
 def _finished_s(store: Store, version: Stat) -> float:
@@ -171,36 +173,38 @@ def _finished_s(store: Store, version: Stat) -> float:
         return version.mtime_s
 
 
-def _unmark(store: Store, base: str) -> None:
-    """The mark of a move that ended before it was taken away would keep that version for ever."""
+def _remove_mark(store: Store, base: str) -> None:
+    """Remove what an interrupted move left, or its version could never be collected."""
     try:
-        pointed = current(store, base)
+        current = read_current(store, base)
     except CorruptDataError:
         return
-    if pointed is not None:
-        store.delete(rename_remove.mark_of(pointed.folder))
+    if current is not None:
+        store.delete(rename_remove.mark_name(current.folder))
 
 
-def _marked(store: Store, version: str) -> bool:
-    """Whether it was moved here and nobody has pointed to it yet: its pointer is elsewhere."""
-    return rename_remove.exists(store, rename_remove.mark_of(version))
+def _is_marked(store: Store, version: str) -> bool:
+    """Whether a version was moved here and is not pointed to yet: its pointer is elsewhere."""
+    return rename_remove.exists(store, rename_remove.mark_name(version))
 
 
-def _drafts(store: Store, base: str, now_s: float, grace_s: float) -> list[Removed]:
-    found = []
+def _find_abandoned_drafts(
+    store: Store, base: str, now_s: float, grace_s: float
+) -> Iterator[Removed]:
     try:
         listed = list(store.temporaries(base))
     except NotFoundError:
-        return []
+        return
     for stat in listed:
-        last_s = _last_written_s(store, stat)
-        if now_s - last_s < grace_s:
+        age_s = now_s - _last_written_s(store, stat)
+        if age_s < grace_s:
             continue
-        if stat.is_folder and not idle(store, base, stat.name, now_s=now_s):
-            continue
-        if stat.is_folder or now_s - last_s >= STALE_S:  # a probe or pointer lives for an instant
-            found.append(Removed(stat.name, "orphaned temporary", now_s - last_s))
-    return found
+        if stat.is_folder:
+            is_left = is_abandoned(store, base, stat.name, now_s=now_s)
+        else:
+            is_left = age_s >= STALE_S  # a probe of the clock or a new pointer exists for a moment
+        if is_left:
+            yield Removed(stat.name, "orphaned temporary", age_s)
 
 
 def _last_written_s(store: Store, stat: Stat) -> float:
@@ -213,28 +217,28 @@ def _last_written_s(store: Store, stat: Stat) -> float:
     return newest_s
 
 
-def remove(store: Store, name: str, *, force: bool = False) -> str:
+def remove_checkpoint(store: Store, name: str, *, force: bool = False) -> str:
     """Remove a striped checkpoint with all its versions; returns its folder.
 
-    Readers that have it open lose it. Raises NotFoundError when there is none, BusyError when
-    somebody is writing it and `force` is not given.
+    Readers that have it open lose it. Raises NotFoundError when there is none, BusyError when it
+    is being written, unless `force` is given.
     """
-    base = folder_of(name)
-    if not _exists(store, base):
+    base = checkpoint_folder(name)
+    if not _is_folder(store, base):
         raise NotFoundError(f"there is no striped checkpoint {name} in {store.url}; check the name")
     if not force:
-        for draft in temporaries(store, base):
-            if not idle(store, base, draft):
+        for draft in list_drafts(store, base):
+            if not is_abandoned(store, base, draft):
                 raise BusyError(
                     f"{name} in {store.url} is being written; wait, or force its removal"
                 )
-    store.delete(f"{base}/{CURRENT}")  # first, so that nobody opens half a checkpoint
+    store.delete(f"{base}/{CURRENT}")  # first, so that half a checkpoint is never opened
     store.delete_tree(base)
     return base
 
 
-def _exists(store: Store, base: str) -> bool:
+def _is_folder(store: Store, name: str) -> bool:
     try:
-        return store.stat(base).is_folder
+        return store.stat(name).is_folder
     except NotFoundError:
         return False

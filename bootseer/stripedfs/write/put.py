@@ -7,18 +7,18 @@ import os
 import stat as stat_module
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+from bootseer.context_managers import OsAction
 from bootseer.errors import (
     BootseerError,
     BusyError,
     DeadlineError,
     StoreUnavailableError,
-    from_os_error,
 )
 from bootseer.storage.open import open_object
+from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import (
     Manifest,
     TreeEntry,
@@ -27,21 +27,13 @@ from bootseer.stripedfs.format.manifest import (
     TreeLink,
     TreeManifest,
 )
-from bootseer.stripedfs.format.pointer import MANIFEST, Version
+from bootseer.stripedfs.format.pointer import Version
+from bootseer.stripedfs.progress import SILENT, Progress
+from bootseer.stripedfs.workers import Task
 from bootseer.stripedfs.write.draft import Draft
-from bootseer.stripedfs.write.local_walk import Found, object_of, walk
-from bootseer.stripedfs.write.put_files import FileWorks
-from bootseer.stripedfs.write.stripe_pool import Work, replace_surely
-from bootseer.stripedfs.write.write_settings import (
-    SILENT,
-    Progress,
-    WritePlan,
-    WriteSettings,
-    plan_write,
-)
-
-if TYPE_CHECKING:
-    from bootseer.storage.options import StoreOptions
+from bootseer.stripedfs.write.local_walk import LocalEntry, object_name, walk_folder
+from bootseer.stripedfs.write.put_files import FileUploads, read_records
+from bootseer.stripedfs.write.write_settings import WritePlan, WriteSettings, plan_write
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,9 +58,9 @@ def put(
     follow_links: bool = False,
     progress: Progress = SILENT,
 ) -> PutReport:
-    """Store the file or directory `source` as the checkpoint `url`, replacing what it was.
+    """Store the file or directory `source` as the checkpoint `url`, replacing the previous one.
 
-    Readers see the old checkpoint or the new one. An interrupted put of the same unchanged source
+    Readers see the previous checkpoint or this one. An interrupted put of the same unchanged source
     is continued with `resume`. Raises the store's errors; BusyError when the source changes.
     """
     store, name = open_object(url, options)
@@ -98,87 +90,78 @@ def put_into(
 ) -> PutReport:
     """`put` into a store that is open already."""
     source = os.path.abspath(source)
-    try:
-        found = os.stat(source)
-    except OSError as error:
-        raise from_os_error(error, f"read {source}") from error
+    with OsAction(f"read {source}"):
+        stat = os.stat(source)
     plan = plan_write(settings or WriteSettings(), store)
-    is_folder = stat_module.S_ISDIR(found.st_mode)
-    entries = walk(source, follow_links=follow_links) if is_folder else []
-    note = _note(source, found, plan)
+    is_folder = stat_module.S_ISDIR(stat.st_mode)
+    entries = walk_folder(source, follow_links=follow_links) if is_folder else []
+    note = _make_note(source, stat, plan)
     draft = (Draft.adopt(store, name, note) if resume else None) or Draft.begin(store, name, note)
     try:
-        works = FileWorks(draft, plan, progress)
-        with works.closing():
+        uploads = FileUploads(draft, plan, progress, read_records(draft))
+        with uploads.closing():
             if is_folder:
-                return _put_tree(works, source, entries, follow_links=follow_links)
-            return _put_file(works, source)
+                return _put_tree(uploads, source, entries, follow_links=follow_links)
+            return _put_file(uploads, source)
     except BaseException as error:  # interrupted: a later put may go on from it
-        _settle(draft, error, resume=resume)
+        _keep_or_discard(draft, error, resume=resume)
         raise
 
 
-def _settle(draft: Draft, error: BaseException, *, resume: bool) -> None:
-    """Keep the draft after an error that time may heal, or an interrupt; else remove it."""
-    ours = isinstance(error, BootseerError)
-    heals = isinstance(error, StoreUnavailableError | DeadlineError) or not ours
+def _keep_or_discard(draft: Draft, error: BaseException, *, resume: bool) -> None:
+    """Keep the draft after an error that may pass, or an interrupt; else remove it."""
+    is_ours = isinstance(error, BootseerError)
+    may_pass = isinstance(error, StoreUnavailableError | DeadlineError) or not is_ours
     try:
-        if heals and resume:
+        if may_pass and resume:
             draft.keep()
         else:
             draft.discard()
     except BootseerError:
-        return  # the first error is the one to tell; gc finds the draft
+        return  # the first error is the one to report; gc finds the draft
 
 
-def _note(source: str, found: os.stat_result, plan: WritePlan) -> dict[str, Any]:
-    """What makes a later put the same one."""
+def _make_note(source: str, stat: os.stat_result, plan: WritePlan) -> dict[str, Any]:
+    """What must be equal in a later put for it to go on from this one."""
     note: dict[str, Any] = {"source": source, "chunk": plan.chunk_bytes, "width": plan.width}
     note |= {"replication": plan.replication, "block": plan.block_bytes}
-    if stat_module.S_ISREG(found.st_mode):
-        note |= {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+    if stat_module.S_ISREG(stat.st_mode):
+        note |= {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
     return note
 
 
-def _put_file(works: FileWorks, path: str) -> PutReport:
+def _put_file(uploads: FileUploads, path: str) -> PutReport:
     manifests: list[Manifest] = []
-    works.clear_leftovers(None)
-    source = works.open(path)
-    works.progress.expect(source.size_bytes)
-    works.pool.run(works.striped(works.draft.folder, source, manifests.append))
+    uploads.clear_leftovers(None)
+    source = uploads.open(path)
+    uploads.progress.expect(source.size_bytes)
+    uploads.pool.run(uploads.striped_tasks(uploads.draft.folder, source, manifests.append))
     manifest = manifests[0]
-    version = works.draft.publish("file", manifest.layout.size_bytes, manifest.encode())
-    return _report(works, version, 1, manifest.layout.width)
+    version = uploads.draft.publish("file", manifest.layout.size_bytes, manifest.encode())
+    return _make_report(uploads, version, 1, manifest.layout.width)
 
 
-def _put_tree(works: FileWorks, root: str, found: list[Found], *, follow_links: bool) -> PutReport:
-    files = [entry for entry in found if entry.kind == "file"]
-    chunk_bytes = works.plan.chunk_bytes
-    works.clear_leftovers({object_of(f.path): f.size_bytes >= chunk_bytes for f in files})
-    works.progress.expect(sum(entry.size_bytes for entry in files))
+def _put_tree(
+    uploads: FileUploads, root: str, entries: list[LocalEntry], *, follow_links: bool
+) -> PutReport:
+    files = [entry for entry in entries if entry.kind == "file"]
+    chunk_bytes = uploads.plan.chunk_bytes
+    uploads.clear_leftovers({object_name(f.path): f.size_bytes >= chunk_bytes for f in files})
+    uploads.progress.expect(sum(entry.size_bytes for entry in files))
     stored: dict[str, TreeFile] = {}
-    works.pool.run(_tree_works(works, files, stored))
-    if walk(root, follow_links=follow_links) != found:
+    uploads.pool.run(_tree_tasks(uploads, files, stored))
+    if walk_folder(root, follow_links=follow_links) != entries:
         raise BusyError(f"{root} changed while it was put; put it again when it is at rest")
     mode = stat_module.S_IMODE(os.stat(root).st_mode)
-    tree = TreeManifest(mode, chunk_bytes, tuple(_entry(entry, stored) for entry in found))
-    version = works.draft.publish("tree", tree.size_bytes, tree.encode())
-    return _report(works, version, len(files), works.plan.width)
+    tree = TreeManifest(mode, chunk_bytes, tuple(_tree_entry(entry, stored) for entry in entries))
+    version = uploads.draft.publish("tree", tree.size_bytes, tree.encode())
+    return _make_report(uploads, version, len(files), uploads.plan.width)
 
 
-class _About(NamedTuple):
-    """The fields of a `TreeFile` that come from the source."""
-
-    path: str
-    mode: int
-    mtime_ns: int
-    size_bytes: int
-
-
-def _tree_works(
-    works: FileWorks, files: list[Found], stored: dict[str, TreeFile]
-) -> Iterator[Work]:
-    """Pieces of work file by file; sources are opened only when their turn comes."""
+def _tree_tasks(
+    uploads: FileUploads, files: list[LocalEntry], stored: dict[str, TreeFile]
+) -> Iterator[Task]:
+    """The tasks of file after file; a source is opened when its turn comes."""
     lock = threading.Lock()
 
     def keep(entry: TreeFile) -> None:
@@ -186,39 +169,19 @@ def _tree_works(
             stored[entry.path] = entry
 
     for entry in files:
-        source = works.open(entry.local)
-        name = object_of(entry.path)
-        about = _About(entry.path, source.mode, source.identity.mtime_ns, source.size_bytes)
-        if source.size_bytes < works.plan.chunk_bytes:
-
-            def plain(digest: bytes, about: _About = about, name: str = name) -> None:
-                keep(TreeFile(*about, False, name, digest))
-
-            yield works.plain(f"{works.draft.folder}/{name}", source, plain)
-            continue
-
-        def striped(manifest: Manifest, about: _About = about, name: str = name) -> None:
-            size, digest = store_manifest(works.store, f"{works.draft.folder}/{name}", manifest)
-            keep(TreeFile(*about, True, name, digest, size))
-
-        yield from works.striped(f"{works.draft.folder}/{name}", source, striped)
+        yield from uploads.tree_file_tasks(entry.path, uploads.open(entry.local), keep)
 
 
-def store_manifest(store: Store, folder: str, manifest: Manifest) -> tuple[int, bytes]:
-    """Write a striped file's manifest below `folder`; its length and digest."""
-    data = manifest.encode()
-    replace_surely(store, f"{folder}/{MANIFEST}", data)
-    return len(data), digest_of(data)
+def _tree_entry(local: LocalEntry, stored: dict[str, TreeFile]) -> TreeEntry:
+    if local.kind == "folder":
+        return TreeFolder(local.path, local.mode, local.mtime_ns)
+    if local.kind == "link":
+        return TreeLink(local.path, local.target)
+    return stored[local.path]
 
 
-def _entry(found: Found, stored: dict[str, TreeFile]) -> TreeEntry:
-    if found.kind == "folder":
-        return TreeFolder(found.path, found.mode, found.mtime_ns)
-    if found.kind == "link":
-        return TreeLink(found.path, found.target)
-    return stored[found.path]
-
-
-def _report(works: FileWorks, version: Version, files: int, width: int) -> PutReport:
+def _make_report(uploads: FileUploads, version: Version, files: int, width: int) -> PutReport:
     size_bytes = version.pointer.size_bytes
-    return PutReport(version, files, size_bytes, works.kept_bytes, width, works.plan.chunk_bytes)
+    return PutReport(
+        version, files, size_bytes, uploads.kept_bytes, width, uploads.plan.chunk_bytes
+    )

@@ -1,4 +1,4 @@
-"""Putting local files into a draft, with what an interrupted put left there."""
+"""Uploading local files to a draft, with what an interrupted put left there."""
 
 from __future__ import annotations
 
@@ -6,57 +6,63 @@ import base64
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
-from bootseer.storage.store import Stat
-from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
-from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest
+from bootseer.storage.store import Stat, Store
+from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, compute_digest
+from bootseer.stripedfs.format.manifest import MANIFEST_LIMIT_BYTES, Manifest, TreeFile
 from bootseer.stripedfs.format.pointer import MANIFEST
-from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, used_width
+from bootseer.stripedfs.format.stripe_layout import Layout, check_chunks, trim_width
+from bootseer.stripedfs.progress import Progress
+from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.draft import WRITING, Draft
-from bootseer.stripedfs.write.stripe_pool import (
-    Pool,
+from bootseer.stripedfs.write.local_walk import object_name
+from bootseer.stripedfs.write.stripe_upload import (
     SourceFile,
-    StripeWork,
-    Work,
-    backoff_s,
+    StripeUpload,
     check_length,
-    is_over,
+    replace_with_retries,
+    run_with_retries,
 )
-from bootseer.stripedfs.write.write_settings import Progress, WritePlan
+from bootseer.stripedfs.write.write_settings import WritePlan, choose_place
 
 RECORD = re.compile(r"stripe-([0-9a-f]{32})-([0-9]{5})\.json\Z")
+Records = dict[str, dict[int, str]]
+"""Names of the records of complete stripes, by the tag of their file and their number."""
 
 
-class FileWorks:
-    """What all files of one put share: plan, threads, sources, and claims of an earlier try."""
+class FileUploads:
+    """The uploads of one put: its plan, threads, sources, and what an interrupted put recorded."""
 
-    def __init__(self, draft: Draft, plan: WritePlan, progress: Progress) -> None:
+    def __init__(
+        self, draft: Draft, plan: WritePlan, progress: Progress, records: Records | None = None
+    ) -> None:
+        """`records` are those in an adopted draft; see `read_records`."""
         self.draft, self.plan, self.progress = draft, plan, progress
         self.store = draft.store
-        self.pool = Pool(plan.jobs, plan.chunk_bytes)
+        self.pool = WorkerPool(plan.jobs, plan.chunk_bytes)
         self._lock = threading.Lock()
         self._sources: set[SourceFile] = set()
-        self._striped: list[StripeWork] = []
-        self._records = _records(draft) if draft.adopted else {}
+        self._striped: list[StripeUpload] = []
+        self._records = records or {}
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that an earlier put had stored and this one kept."""
-        return sum(work.kept_bytes for work in self._striped)
+        """Bytes that an interrupted put had stored and this one kept."""
+        return sum(upload.kept_bytes for upload in self._striped)
 
-    def striped(
+    def striped_tasks(
         self, folder: str, source: SourceFile, done: Callable[[Manifest], None]
-    ) -> Iterable[Work]:
-        """Pieces of work that stripe a file below `folder`; `done` follows the last of them."""
+    ) -> Iterable[Task]:
+        """The tasks that stripe a file below `folder`; the last of them calls `done`."""
         plan = self.plan
-        check_chunks(source.size_bytes, plan.chunk_bytes)  # now, not after hours of writing
-        width = used_width(source.size_bytes, plan.chunk_bytes, plan.width)
+        check_chunks(source.size_bytes, plan.chunk_bytes)  # not only after hours of writing
+        width = trim_width(source.size_bytes, plan.chunk_bytes, plan.width)
         layout = Layout(source.size_bytes, plan.chunk_bytes, width)
-        tag = digest_of(folder.removeprefix(self.draft.folder).encode(errors="surrogateescape"))
+        within = folder.removeprefix(self.draft.folder)
+        tag = compute_digest(within.encode(errors="surrogateescape"))
 
         def record(stripe: int, digests: bytes) -> None:
             if layout.stripe_length(stripe) < plan.keep_bytes:
@@ -67,18 +73,18 @@ class FileWorks:
             try:
                 self.store.replace(name, json.dumps(body).encode())
             except BootseerError:
-                return  # an interrupted put would keep less; this one loses nothing
+                return  # a put that is continued would keep less; this one loses nothing
 
-        claims = self._claims(folder, tag.hex(), layout)
+        claims = self._read_claims(folder, tag.hex(), layout)
         if self.draft.adopted and not claims and folder != self.draft.folder:
             self.store.delete_tree(folder)  # stripes of a file that was larger then
-        work = StripeWork(
+        upload = StripeUpload(
             self.store,
             plan,
             source,
             layout,
             folder,
-            first=int.from_bytes(tag[:4], "big"),
+            first=choose_place(within),
             pool=self.pool,
             progress=self.progress,
             done=lambda digests: done(Manifest(layout, digests)),
@@ -86,48 +92,61 @@ class FileWorks:
             record=record,
         )
         with self._lock:
-            self._striped.append(work)
-        return work.pieces()
+            self._striped.append(upload)
+        return upload.tasks()
 
-    def plain(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Work:
-        """A piece of work that stores a file no larger than a chunk as it is."""
+    def _plain_task(self, name: str, source: SourceFile, done: Callable[[bytes], None]) -> Task:
+        """The task that stores a file smaller than a chunk as one object."""
 
-        def work(buffer: memoryview) -> None:
+        def task(buffer: memoryview) -> None:
             view = buffer[: source.size_bytes]
             source.read_into(0, view)
             source.check_unchanged()
-            attempt, began_s = 0, time.monotonic()
-            first = int.from_bytes(digest_of(name.encode(errors="replace"))[:4], "big")
-            while True:
-                try:
-                    with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
-                        writer.write(view)
-                    check_length(self.store, name, len(view))
-                    break
-                except BootseerError as error:
-                    attempt += 1
-                    if not error.retryable or is_over(attempt, self.plan.tries, began_s):
-                        raise
-                    pause_s = backoff_s(attempt, error)
-                self.pool.pause(pause_s)
+            first = choose_place(name)
+
+            def write(attempt: int) -> None:
+                with self.store.writer(name, self.plan.hints(first + attempt)) as writer:
+                    writer.write(view)
+                check_length(self.store, name, len(view))
+
+            run_with_retries(write, self.plan.tries, self.pool.pause)
             self.progress.advance(len(view))
-            done(digest_of(view))
+            done(compute_digest(view))
             self.close(source)
 
-        return work
+        return task
+
+    def tree_file_tasks(
+        self, path: str, source: SourceFile, done: Callable[[TreeFile], None]
+    ) -> Iterable[Task]:
+        """The tasks that store a file of a tree; the last of them calls `done`."""
+        name = object_name(path)
+        target = f"{self.draft.folder}/{name}"
+        fields = (path, source.mode, source.identity.mtime_ns, source.size_bytes)
+
+        def add_plain(digest: bytes) -> None:
+            done(TreeFile(*fields, False, name, digest))
+
+        def add_striped(manifest: Manifest) -> None:
+            size, digest = write_manifest(self.store, target, manifest)
+            done(TreeFile(*fields, True, name, digest, size))
+
+        if source.size_bytes < self.plan.chunk_bytes:
+            return [self._plain_task(target, source, add_plain)]
+        return self.striped_tasks(target, source, add_striped)
 
     def clear_leftovers(self, wanted: Mapping[str, bool] | None) -> None:
-        """Remove from an adopted draft what this put has no use for.
+        """Remove from an adopted draft what this put does not use.
 
-        `wanted` maps a tree's objects to whether they are striped; None stands for one file.
+        `wanted` maps a tree's objects to whether they are striped; None stands for a single file.
         """
         if not self.draft.adopted:
             return
         base = self.draft.folder
         above = {name[:end] for name in wanted or () for end, c in enumerate(name) if c == "/"}
-        waiting = [base]
-        while waiting:
-            folder = waiting.pop()
+        folders = [base]
+        while folders:
+            folder = folders.pop()
             try:
                 for stat in self.store.temporaries(folder):
                     self.store.delete_tree(stat.name)
@@ -136,15 +155,14 @@ class FileWorks:
                 continue
             for stat in listed:
                 name = stat.name.removeprefix(f"{base}/")
-                keeps = _keeps(wanted or {}, above, name, stat)
-                if not keeps:
+                if not _is_wanted(wanted or {}, above, name, stat):
                     self.store.delete_tree(stat.name)
                 elif stat.is_folder and name != WRITING:
-                    waiting.append(stat.name)
+                    folders.append(stat.name)
 
     def open(self, path: str) -> SourceFile:
-        """Open a source, which is closed at the end at the latest."""
-        source = SourceFile(path)
+        """Open a source; `closing` closes it at the latest."""
+        source = SourceFile.open(path)
         with self._lock:
             self._sources.add(source)
         return source
@@ -164,11 +182,11 @@ class FileWorks:
             for source in tuple(self._sources):
                 self.close(source)
 
-    def _claims(self, folder: str, tag: str, layout: Layout) -> dict[int, bytes]:
-        """Chunk digests of stripes that an earlier put says are complete; none is believed yet."""
+    def _read_claims(self, folder: str, tag: str, layout: Layout) -> dict[int, bytes]:
+        """Chunk digests of stripes that an interrupted put recorded as complete; unchecked."""
         if not self.draft.adopted:
             return {}
-        manifest = self._manifest(folder)
+        manifest = self._read_manifest(folder)
         if manifest is not None and manifest.layout == layout:
             return {
                 stripe: b"".join(manifest.digest(chunk) for chunk in layout.stripe_chunks(stripe))
@@ -176,12 +194,12 @@ class FileWorks:
             }
         claims = {}
         for stripe, name in self._records.get(tag, {}).items():
-            digests = _digests(self.draft, name, layout.size_bytes)
+            digests = _read_digests(self.draft, name, layout.size_bytes)
             if stripe < layout.width and digests:
                 claims[stripe] = digests
         return claims
 
-    def _manifest(self, folder: str) -> Manifest | None:
+    def _read_manifest(self, folder: str) -> Manifest | None:
         name = f"{folder}/{MANIFEST}"
         try:
             return Manifest.parse(self.store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES), name)
@@ -189,8 +207,15 @@ class FileWorks:
             return None
 
 
-def _keeps(wanted: Mapping[str, bool], above: set[str], name: str, stat: Stat) -> bool:
-    """Whether an adopted tree draft has a use for an object or folder, named within it."""
+def write_manifest(store: Store, folder: str, manifest: Manifest) -> tuple[int, bytes]:
+    """Write a striped file's manifest below `folder`; its length and digest."""
+    data = manifest.encode()
+    replace_with_retries(store, f"{folder}/{MANIFEST}", data)
+    return len(data), compute_digest(data)
+
+
+def _is_wanted(wanted: Mapping[str, bool], above: set[str], name: str, stat: Stat) -> bool:
+    """Whether a put of a tree uses an object or folder of an adopted draft, named within it."""
     if name in (WRITING, MANIFEST) or wanted.get(name.rpartition("/")[0]):
         return True
     if stat.is_folder:
@@ -198,20 +223,22 @@ def _keeps(wanted: Mapping[str, bool], above: set[str], name: str, stat: Stat) -
     return wanted.get(name) is False
 
 
-def _records(draft: Draft) -> dict[str, dict[int, str]]:
-    """Names of the records of an adopted draft, by tag and stripe."""
-    found: dict[str, dict[int, str]] = {}
+def read_records(draft: Draft) -> Records:
+    """The names of what an adopted draft records of complete stripes."""
+    records: Records = {}
+    if not draft.adopted:
+        return records
     try:
         for stat in draft.store.list(draft.writing):
             match = RECORD.search(stat.name)
             if match:
-                found.setdefault(match[1], {})[int(match[2])] = stat.name
+                records.setdefault(match[1], {})[int(match[2])] = stat.name
     except NotFoundError:
         return {}
-    return found
+    return records
 
 
-def _digests(draft: Draft, name: str, size_bytes: int) -> bytes:
+def _read_digests(draft: Draft, name: str, size_bytes: int) -> bytes:
     try:
         body = json.loads(draft.store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES))
         if body["size"] != size_bytes:

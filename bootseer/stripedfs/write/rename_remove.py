@@ -1,4 +1,4 @@
-"""Removing and renaming what lies on a store, under the names that its users see."""
+"""Removing and renaming what lies on a store, under the names that users see."""
 
 from __future__ import annotations
 
@@ -9,205 +9,205 @@ import posixpath
 
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.store import Store
-from bootseer.stripedfs.format import pointer as versions
-from bootseer.stripedfs.format.manifest import Attributes, KeptAttributes, Link
-from bootseer.stripedfs.format.pointer import ATTRIBUTES, CURRENT, MANIFEST, folder_of
+from bootseer.stripedfs.format import pointer
+from bootseer.stripedfs.format.manifest import Attributes, Link, StoredAttributes
+from bootseer.stripedfs.format.pointer import ATTRIBUTES, CURRENT, MANIFEST, checkpoint_folder
 from bootseer.stripedfs.read import namespace
-from bootseer.stripedfs.read.namespace import Found
+from bootseer.stripedfs.read.namespace import PathInfo
 
 MOVED = ".moved"
 
 
-def remove(store: Store, found: Found, *, recursive: bool = False) -> None:
+def remove(store: Store, info: PathInfo, *, recursive: bool = False) -> None:
     """Remove a file, a directory checkpoint, or a folder (with what is in it if `recursive`).
 
-    A striped checkpoint loses its pointer first, so that nobody begins to read what is going.
+    The pointer of a striped checkpoint is removed first, so that it is not opened any more.
     Raises AccessDeniedError for a part of a directory checkpoint and for the store's root.
     """
-    check_whole(store, found)
-    if found.version is not None or found.link:
-        unpublish(store, found.name)
-    if found.version is not None and found.is_folder:
-        if found.beside:
-            _remove_beside(store, found.name, recursive=recursive)
+    check_whole(store, info)
+    if info.version is not None or info.link:
+        unpublish(store, info.name)
+    if info.version is not None and info.is_folder:
+        if info.shares_folder:
+            _remove_shared_folder(store, info.name, recursive=recursive)
         return
-    if found.is_folder and recursive:
-        store.delete_tree(found.name)
+    if info.is_folder and recursive:
+        store.delete_tree(info.name)
     else:
-        store.delete(found.name)
-    if found.version is None and not found.link:
+        store.delete(info.name)
+    if info.version is None and not info.link:
         with contextlib.suppress(BootseerError):
-            store.delete(f"{folder_of(found.name)}/{ATTRIBUTES}")
-            store.delete(folder_of(found.name))  # not when it holds a draft
+            store.delete(f"{checkpoint_folder(info.name)}/{ATTRIBUTES}")
+            store.delete(checkpoint_folder(info.name))  # fails when it holds a draft
 
 
-def set_attributes(store: Store, found: Found, attributes: Attributes) -> Found:
-    """Keep a mode and a time; what of `attributes` is None stays as it is.
+def set_attributes(store: Store, info: PathInfo, attributes: Attributes) -> PathInfo:
+    """Store a mode and a time; what is None in `attributes` stays as it is.
 
-    Of a striped file its pointer is replaced, as if it were published again. Raises BusyError
+    The pointer of a striped file is replaced, as if it were published again. Raises BusyError
     when it was published meanwhile, AccessDeniedError for a directory checkpoint.
     """
-    before = found.attributes or Attributes()
-    mode = before.mode if attributes.mode is None else attributes.mode
-    mtime_ns = before.mtime_ns if attributes.mtime_ns is None else attributes.mtime_ns
-    wanted = Attributes(mode, mtime_ns)
-    if found.link:
-        changed = found._replace(attributes=Attributes(mtime_ns=mtime_ns))
-        link(store, found.name, link_of(changed))
-        return changed
-    if found.version is None:
-        kept = KeptAttributes(namespace.stamp_for(found), wanted)
-        store.replace(f"{folder_of(found.name)}/{ATTRIBUTES}", kept.encode())
-        return found._replace(attributes=wanted)
-    if found.is_folder:
-        raise _part_of_tree(store, found.name)
-    if versions.current(store, found.name) != found.version:
-        raise BusyError(f"{found.name} in {store.url} was just replaced; try again")
-    pointer = dataclasses.replace(found.version.pointer, attributes=wanted)
-    store.replace(f"{folder_of(found.name)}/{CURRENT}", pointer.encode())
-    version = dataclasses.replace(found.version, pointer=pointer)
-    return found._replace(version=version, attributes=wanted)
+    wanted = (info.attributes or Attributes()).updated(attributes)
+    if info.link:
+        info = info._replace(attributes=Attributes(mtime_ns=wanted.mtime_ns))
+        make_link(store, info.name, stored_link(info))
+        return info
+    if info.version is None:
+        stored = StoredAttributes(namespace.attribute_stamp(info), wanted)
+        store.replace(f"{checkpoint_folder(info.name)}/{ATTRIBUTES}", stored.encode())
+        return info._replace(attributes=wanted)
+    if info.is_folder:
+        raise _part_of_tree_error(store, info.name)
+    if pointer.read_current(store, info.name) != info.version:
+        raise BusyError(f"{info.name} in {store.url} was just replaced; try again")
+    changed = dataclasses.replace(info.version.pointer, attributes=wanted)
+    store.replace(f"{checkpoint_folder(info.name)}/{CURRENT}", changed.encode())
+    version = dataclasses.replace(info.version, pointer=changed)
+    return info._replace(version=version, attributes=wanted)
 
 
-def _remove_beside(store: Store, name: str, *, recursive: bool) -> None:
-    """The plain folder of a directory that was removed; with other files in it if `recursive`."""
+def _remove_shared_folder(store: Store, name: str, *, recursive: bool) -> None:
+    """Remove the plain folder that a removed directory checkpoint shared.
+
+    With other files in it if `recursive`.
+    """
     if recursive:
         store.delete_tree(name)
         return
-    remove_members(store, name)
+    remove_dcp_files(store, name)
     with contextlib.suppress(BootseerError):
-        store.delete(name)  # not while there are others
+        store.delete(name)  # fails while it holds other files
 
 
-def remove_members(store: Store, folder: str) -> None:
-    """Remove from a plain folder the files that its directory's version has taken the place of."""
+def remove_dcp_files(store: Store, folder: str) -> None:
+    """Remove from a plain folder the files that a version of the directory has replaced."""
     try:
-        listed = namespace.children(store, Found(folder, 0, 0.0, True))
+        listed = namespace.list_folder(store, PathInfo(folder, 0, 0.0, True))
     except NotFoundError:
         return
     for each in listed:
-        if namespace.is_member(posixpath.basename(each.name)) and not each.is_folder:
+        if namespace.is_dcp_file(posixpath.basename(each.name)) and not each.is_folder:
             remove(store, each)
 
 
 def unpublish(store: Store, name: str) -> None:
     """Remove the striped checkpoint of a name with all its versions; a missing one is no error.
 
-    What somebody is writing under the name just now stays: it will be the next version.
+    A draft under the name stays: it will be the next version.
     """
     withdraw(store, name)
     remove_versions(store, name)
 
 
 def withdraw(store: Store, name: str) -> None:
-    """Let a name stand for no striped checkpoint any more; a missing one is no error."""
-    store.delete(f"{folder_of(name)}/{CURRENT}")
+    """Remove the pointer of a striped checkpoint; a missing one is no error."""
+    store.delete(f"{checkpoint_folder(name)}/{CURRENT}")
 
 
 def remove_versions(store: Store, name: str) -> None:
-    """Remove what lies on the store of a checkpoint that was withdrawn."""
-    folder = folder_of(name)
+    """Remove the versions of a checkpoint that was withdrawn."""
+    folder = checkpoint_folder(name)
     try:
-        found = list(store.list(folder))
+        listed = list(store.list(folder))
     except NotFoundError:
         return
-    for stat in found:
+    for stat in listed:
         store.delete_tree(stat.name)
     with contextlib.suppress(BootseerError):
-        store.delete(folder)  # not when it holds a draft
+        store.delete(folder)  # fails when it holds a draft
 
 
-def move(store: Store, found: Found, new_name: str) -> None:
-    """Give a file, directory checkpoint or folder another name, over a file that has it.
+def move(store: Store, info: PathInfo, new_name: str) -> None:
+    """Give a file, directory checkpoint or folder another name, replacing a file that has it.
 
-    Who reads the old name sees it whole or not at all. One that was cut short can be repeated.
-    Raises BusyError when a folder has the new name, AccessDeniedError as `remove` and `check_new`.
+    Readers of the old name see it whole or not at all. An interrupted move can be repeated. Raises
+    BusyError when a folder has the new name, AccessDeniedError as `remove` and `check_new`.
     """
-    check_whole(store, found)
-    if new_name == found.name:
+    check_whole(store, info)
+    if new_name == info.name:
         return
     check_new(store, new_name)
-    if f"{new_name}/".startswith(f"{found.name}/"):
-        raise UsageError(f"{found.name} cannot be moved into itself")
-    if found.version is None and not found.link:
-        store.rename(found.name, new_name)
-        if not found.is_folder:
+    if f"{new_name}/".startswith(f"{info.name}/"):
+        raise UsageError(f"{info.name} cannot be moved into itself")
+    if info.version is None and not info.link:
+        store.rename(info.name, new_name)
+        if not info.is_folder:
             unpublish(store, new_name)  # it would hide what was moved there
-        if found.attributes is not None:
-            remove_versions(store, found.name)
-            set_attributes(store, namespace.look(store, new_name), found.attributes)
+        if info.attributes is not None:
+            remove_versions(store, info.name)
+            set_attributes(store, namespace.look_up(store, new_name), info.attributes)
         return
     try:
-        store.rename(folder_of(found.name), folder_of(new_name))
+        store.rename(checkpoint_folder(info.name), checkpoint_folder(new_name))
     except BusyError:
-        if found.link:
-            link(store, new_name, link_of(found))
-            unpublish(store, found.name)
+        if info.link:
+            make_link(store, new_name, stored_link(info))
+            unpublish(store, info.name)
             return
-        _move_version(store, found, new_name)
-    if found.beside and exists(store, found.name):
-        store.rename(found.name, new_name)
-    if not found.is_folder:
+        _move_version(store, info, new_name)
+    if info.shares_folder and exists(store, info.name):
+        store.rename(info.name, new_name)
+    if not info.is_folder:
         store.delete(new_name)
 
 
-def link_of(found: Found) -> Link:
-    """What the pointer of a link says that was found."""
-    assert found.attributes is not None  # as `names` makes them
-    return Link(found.link, found.attributes.mtime_ns or 0)
+def stored_link(info: PathInfo) -> Link:
+    """What the pointer of a symbolic link says."""
+    assert info.attributes is not None  # as `namespace` makes them
+    return Link(info.link, info.attributes.mtime_ns or 0)
 
 
-def link(store: Store, name: str, to: Link) -> None:
-    """Make a name a symbolic link, over a file or link that has it.
+def make_link(store: Store, name: str, to: Link) -> None:
+    """Make a name a symbolic link, replacing a file or link that has it.
 
     Readers see what was there before or the link. Raises BusyError when a directory checkpoint
     has the name, UsageError for a target that is too long.
     """
-    before = versions.current(store, name)
-    if before is not None and before.is_tree:
+    previous = pointer.read_current(store, name)
+    if previous is not None and previous.is_tree:
         raise BusyError(f"{name} in {store.url} is a folder; remove it first")
-    store.replace(f"{folder_of(name)}/{CURRENT}", to.encode())
+    store.replace(f"{checkpoint_folder(name)}/{CURRENT}", to.encode())
     with contextlib.suppress(BootseerError):  # it is the link by now: gc finds what is left
-        if before is not None:
-            store.delete_tree(before.folder)
+        if previous is not None:
+            store.delete_tree(previous.folder)
         store.delete(name)  # a plain object that the link hides
 
 
-def _move_version(store: Store, found: Found, new_name: str) -> None:
-    """The new name is striped too: its pointer goes from its own version to ours at once.
+def _move_version(store: Store, info: PathInfo, new_name: str) -> None:
+    """Move a version to a name that is striped, too: one write replaces its pointer.
 
-    Between the two steps no pointer names ours where it lies: a mark keeps it from collectors,
-    also when we end there.
+    Between the two steps no pointer names the version where it lies: a mark keeps it from
+    collectors, even if this process is killed there.
     """
-    version = found.version
+    version = info.version
     assert version is not None
-    current = versions.current(store, new_name)
+    current = pointer.read_current(store, new_name)
     if current is not None and current.is_tree != version.is_tree:
         raise BusyError(
             f"{new_name} in {store.url} is a {'folder' if current.is_tree else 'file'}; "
             "remove it first"
         )
-    folder = folder_of(new_name)
+    folder = checkpoint_folder(new_name)
     moved = f"{folder}/{version.pointer.version}"
-    store.replace(mark_of(moved), version.pointer.encode())
+    store.replace(mark_name(moved), version.pointer.encode())
     try:
         store.rename(version.folder, moved)
     except NotFoundError:
-        store.stat(f"{moved}/{MANIFEST}")  # by one before us that was cut short
+        store.stat(f"{moved}/{MANIFEST}")  # an interrupted move renamed it
     store.replace(f"{folder}/{CURRENT}", version.pointer.encode())
-    store.delete(mark_of(moved))
-    unpublish(store, found.name)
+    store.delete(mark_name(moved))
+    unpublish(store, info.name)
     if current is not None and current.folder != moved:
         store.delete_tree(current.folder)
 
 
-def mark_of(version: str) -> str:
-    """Says that a version was moved into its folder by somebody who has yet to point to it."""
+def mark_name(version: str) -> str:
+    """The object that says that a version was moved to its folder and is not pointed to yet."""
     return f"{version}{MOVED}"
 
 
-def held(store: Store, folder: str) -> list[str]:
-    """Names of all that keeps a folder from being removed, shown to users or not."""
+def list_held(store: Store, folder: str) -> list[str]:
+    """Names of all that keeps a folder from being removed, visible to users or not."""
     try:
         return [stat.name for stat in (*store.list(folder), *store.temporaries(folder))]
     except NotFoundError:
@@ -215,7 +215,7 @@ def held(store: Store, folder: str) -> list[str]:
 
 
 def check_unreserved(name: str) -> None:
-    """Raise OSError(EINVAL) where a part of a name is one of stripes or of unfinished files."""
+    """Raise OSError(EINVAL) where a part of a name is reserved for stripes or unfinished files."""
     for part in name.split("/"):
         if namespace.is_reserved(part):
             text = f"{part!r} is a name of stripes or of unfinished files; choose another"
@@ -229,25 +229,25 @@ def check_new(store: Store, name: str) -> None:
     below a file (striped or plain).
     """
     check_unreserved(name)
-    asked = False
+    checked = False
     parent = posixpath.dirname(name)
     while parent:
-        version = versions.pointed(store, parent)
+        version = pointer.read_pointer(store, parent)
         if isinstance(version, Link):
             text = f"{parent} in {store.url} is a link; name what it leads to"
             raise NotADirectoryError(errno.ENOTDIR, text, name)
         if version is not None and version.is_tree:
             below = name[len(parent) + 1 :].partition("/")[0]
-            if not version.pointer.beside or namespace.is_member(below):
-                raise _part_of_tree(store, name)
+            if not version.pointer.shares_folder or namespace.is_dcp_file(below):
+                raise _part_of_tree_error(store, name)
             return
         if version is not None:
-            raise _below_file(store, name, parent)
-        if not asked:  # the nearest one that is there tells of all above it
+            raise _below_file_error(store, name, parent)
+        if not checked:  # if the nearest one that exists is a folder, so are all above it
             try:
                 if not store.stat(parent).is_folder:
-                    raise _below_file(store, name, parent)
-                asked = True
+                    raise _below_file_error(store, name, parent)
+                checked = True
             except NotFoundError:
                 pass
         parent = posixpath.dirname(parent)
@@ -262,20 +262,20 @@ def exists(store: Store, name: str) -> bool:
     return True
 
 
-def check_whole(store: Store, found: Found) -> None:
+def check_whole(store: Store, info: PathInfo) -> None:
     """Raise AccessDeniedError for a part of a directory checkpoint, and for the store's root."""
-    if found.tree is not None and found.entry is not None:
-        raise _part_of_tree(store, found.name)
-    if not found.name:
+    if info.tree is not None and info.entry is not None:
+        raise _part_of_tree_error(store, info.name)
+    if not info.name:
         raise AccessDeniedError(f"the root of {store.url} stays; name what lies in it")
 
 
-def _below_file(store: Store, name: str, parent: str) -> NotADirectoryError:
+def _below_file_error(store: Store, name: str, parent: str) -> NotADirectoryError:
     text = f"{parent} in {store.url} is a file, and nothing can lie below it"
     return NotADirectoryError(errno.ENOTDIR, text, name)
 
 
-def _part_of_tree(store: Store, name: str) -> AccessDeniedError:
+def _part_of_tree_error(store: Store, name: str) -> AccessDeniedError:
     return AccessDeniedError(
         f"{name} is part of a directory checkpoint in {store.url}, which never changes; put the "
         "directory anew"

@@ -1,9 +1,9 @@
-"""A directory checkpoint written by several processes and published once.
+"""A directory checkpoint that is written by several processes and published once.
 
-One process begins (`TreeWriter(store, name)`) and gives its `token` to the others, which join
-(`TreeWriter(store, name, token=token)`). Each adds its own files, at any time and in any order,
-and seals. When all have sealed, which the caller makes sure of (a barrier), the one that began
-publishes; nothing is visible before.
+One process begins (`TreeWriter.begin`) and gives its `token` to the others, which join
+(`TreeWriter.join`). Each adds its own files, at any time and in any order, and seals. When all
+have sealed, which the caller must make sure of (a barrier), the one that began publishes; nothing
+is visible before.
 """
 
 from __future__ import annotations
@@ -19,55 +19,64 @@ from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import json_fields
-from bootseer.stripedfs.format.json_fields import BadFieldError, digest_of
+from bootseer.stripedfs.format.json_fields import BadFieldError, compute_digest
 from bootseer.stripedfs.format.manifest import (
     MANIFEST_LIMIT_BYTES,
-    Manifest,
     TreeEntry,
     TreeFile,
     TreeFolder,
     TreeLink,
     TreeManifest,
+    check_target,
     check_tree,
-    inside,
     parse_entries,
 )
-from bootseer.stripedfs.format.pointer import Version, folder_of
-from bootseer.stripedfs.write.draft import WRITING, Draft, temporaries
-from bootseer.stripedfs.write.local_walk import object_of
-from bootseer.stripedfs.write.put import store_manifest
-from bootseer.stripedfs.write.put_files import FileWorks
-from bootseer.stripedfs.write.stripe_pool import check_length
+from bootseer.stripedfs.format.pointer import Version, checkpoint_folder
+from bootseer.stripedfs.progress import SILENT
+from bootseer.stripedfs.write.draft import WRITING, Draft, list_drafts
+from bootseer.stripedfs.write.local_walk import object_name
+from bootseer.stripedfs.write.put_files import FileUploads, write_manifest
 from bootseer.stripedfs.write.stripe_stream import Buffer, StripeStream
-from bootseer.stripedfs.write.write_settings import SILENT, Progress, WriteSettings, plan_write
+from bootseer.stripedfs.write.stripe_upload import check_length
+from bootseer.stripedfs.write.write_settings import (
+    WritePlan,
+    WriteSettings,
+    choose_place,
+    plan_write,
+)
 
 PART = "part-"
 OFFER = "offer-"
+FILE_MODE, FOLDER_MODE = 0o644, 0o755
 
 
 class TreeWriter(Committing):
-    """One process's hand in a directory checkpoint; several threads may add at once.
+    """One process's part in writing a directory checkpoint; several threads may add at once.
 
-    Leaving the block seals; a beginner that has not published by then removes everything.
+    Leaving the block seals; in the process that began, everything that is not published by then is
+    removed.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        settings: WriteSettings | None = None,
-        *,
-        token: str = "",
-        progress: Progress = SILENT,
-    ) -> None:
-        self._plan = plan_write(settings or WriteSettings(), store)
-        self._store = store
-        self._progress = progress
-        self._begun = not token
-        self._draft = Draft.join(store, name, token) if token else Draft.begin(store, name, {})
+    def __init__(self, draft: Draft, plan: WritePlan, *, begun: bool) -> None:
+        """`begun`: this process began the draft, and will publish it."""
+        self._draft, self._store = draft, draft.store
+        self._plan = plan
+        self._begun = begun
         self._entries: dict[str, TreeEntry] = {}
         self._lock = threading.Lock()
         self._sealed = False
+
+    @classmethod
+    def begin(cls, store: Store, name: str, settings: WriteSettings) -> TreeWriter:
+        """Begin a new version of the directory checkpoint `name`."""
+        plan = plan_write(settings, store)
+        return cls(Draft.begin(store, name, {}), plan, begun=True)
+
+    @classmethod
+    def join(cls, store: Store, name: str, settings: WriteSettings, *, token: str) -> TreeWriter:
+        """Add to a version that another process began; `token` is that writer's."""
+        plan = plan_write(settings, store)
+        return cls(Draft.join(store, name, token), plan, begun=False)
 
     @property
     def token(self) -> str:
@@ -76,75 +85,57 @@ class TreeWriter(Committing):
 
     def add_file(self, path: str, source: str) -> TreeFile:
         """Store a local file as `path` of the tree, in parallel."""
-        path = _checked(path)
-        works = FileWorks(self._draft, self._plan, self._progress)
-        stored: list[tuple[bool, bytes, int]] = []
-        folder = f"{self._draft.folder}/{object_of(path)}"
+        path = _check_path(path)
+        uploads = FileUploads(self._draft, self._plan, SILENT)
+        entries: list[TreeFile] = []
+        with uploads.closing():
+            file = uploads.open(source)
+            uploads.pool.run(uploads.tree_file_tasks(path, file, entries.append))
+        self._add(entries[0])
+        return entries[0]
 
-        def plain(digest: bytes) -> None:
-            stored.append((False, digest, 0))
-
-        def striped(manifest: Manifest) -> None:
-            size, digest = store_manifest(self._store, folder, manifest)
-            stored.append((True, digest, size))
-
-        with works.closing():
-            file = works.open(source)
-            self._progress.expect(file.size_bytes)
-            if file.size_bytes < self._plan.chunk_bytes:
-                works.pool.run([works.plain(folder, file, plain)])
-            else:
-                works.pool.run(works.striped(folder, file, striped))
-            about = (file.mode, file.identity.mtime_ns, file.size_bytes)
-        is_striped, digest, manifest_bytes = stored[0]
-        entry = TreeFile(path, *about, is_striped, object_of(path), digest, manifest_bytes)
-        self._add(entry)
-        return entry
-
-    def open_file(self, path: str, *, mode: int = 0o644) -> TreeFileWriter:
+    def open_file(self, path: str) -> TreeFileWriter:
         """Write `path` of the tree as a stream; its `close` adds it."""
-        path = _checked(path)
-        folder = f"{self._draft.folder}/{object_of(path)}"
-        first = int.from_bytes(digest_of(folder.encode(errors="surrogateescape"))[:4], "big")
-        stream = StripeStream(self._store, self._plan, folder, first=first)
-        return TreeFileWriter(self, path, mode, folder, stream)
+        path = _check_path(path)
+        folder = f"{self._draft.folder}/{object_name(path)}"
+        stream = StripeStream(self._store, self._plan, folder, first=choose_place(folder))
+        return TreeFileWriter(self, path, folder, stream)
 
-    def add_folder(self, path: str, *, mode: int = 0o755, mtime_ns: int | None = None) -> None:
+    def add_folder(self, path: str, *, mode: int = FOLDER_MODE) -> None:
         """Add a folder; parents of files need not be added."""
-        when = time.time_ns() if mtime_ns is None else mtime_ns
-        self._add(TreeFolder(_checked(path), mode & 0o7777, when))
+        self._add(TreeFolder(_check_path(path), mode & 0o7777, time.time_ns()))
 
     def add_link(self, path: str, target: str) -> None:
         """Add a symbolic link. Raises UsageError for a target that may leave the tree."""
-        path = _checked(path)
+        path = _check_path(path)
         try:
-            self._add(TreeLink(path, inside(path, target)))
+            self._add(TreeLink(path, check_target(path, target)))
         except BadFieldError as error:
             raise UsageError(f"{path} cannot be kept: {error}") from error
 
     def remove(self, path: str) -> None:
-        """Take back what this process added as `path`; nothing happens when it added no such."""
+        """Remove what this process added as `path`, if it did."""
         with self._lock:
             entry = self._entries.pop(path, None)
         if isinstance(entry, TreeFile):
             self._store.delete_tree(f"{self._draft.folder}/{entry.object}")
 
     def seal(self) -> None:
-        """Tell the publisher of all that was added; nothing can be added afterwards."""
+        """List all that was added for the publisher; nothing can be added afterwards."""
         with self._lock:
             if self._sealed:
                 return
             self._sealed = True
-            entries = [entry.body() for entry in self._entries.values()]
+            entries = [entry.to_json() for entry in self._entries.values()]
         if self._begun:
-            return  # the publisher knows its own
+            return  # this process is the publisher
         data = json_fields.encode("part", {"entries": entries})
         self._store.replace(f"{self._draft.writing}/{PART}{uuid.uuid4().hex}.json", data)
 
     def offer(self) -> None:
-        """Tell of what was added so far whoever else publishes this directory (`take`)."""
+        """Offer what was added so far to other publishers of this directory (`take`)."""
         with self._lock:
-            entries = [entry.body() for entry in self._entries.values()]
+            entries = [entry.to_json() for entry in self._entries.values()]
         data = json_fields.encode("part", {"entries": entries})
         self._store.replace(f"{self._draft.writing}/{OFFER}{uuid.uuid4().hex}.json", data)
 
@@ -154,47 +145,47 @@ class TreeWriter(Committing):
         Of several offers of a path the newest by the store's clock counts; `wanted` says which
         paths (None: all). What was offered is moved from their drafts into this one.
         """
-        found: dict[str, tuple[float, str, TreeFile]] = {}
-        for draft in temporaries(self._store, folder_of(self._draft.name)):
+        newest: dict[str, tuple[float, str, TreeFile]] = {}
+        for draft in list_drafts(self._store, checkpoint_folder(self._draft.name)):
             if draft == self._draft.folder:
                 continue
-            for when_s, entry in self._offers(draft):
+            for when_s, entry in self._read_offers(draft):
                 if isinstance(entry, TreeFile) and (wanted is None or entry.path in wanted):
-                    newest = found.get(entry.path)
-                    if newest is None or newest[0] <= when_s:
-                        found[entry.path] = (when_s, draft, entry)
-        for path, (_, draft, entry) in found.items():
+                    known = newest.get(entry.path)
+                    if known is None or known[0] <= when_s:
+                        newest[entry.path] = (when_s, draft, entry)
+        for path, (_, draft, entry) in newest.items():
             if path in self._entries:
                 continue
-            place = f"{self._draft.folder}/{entry.object}"
-            self._store.mkdir(posixpath.dirname(place))
+            target = f"{self._draft.folder}/{entry.object}"
+            self._store.mkdir(posixpath.dirname(target))
             try:
-                self._store.rename(f"{draft}/{entry.object}", place)
+                self._store.rename(f"{draft}/{entry.object}", target)
             except NotFoundError:
-                continue  # by somebody who was cut short, long ago
+                continue  # taken by a publisher that was interrupted long ago
             self._add(entry)
         return set(self._entries)
 
     def forget_offers(self) -> None:
-        """Remove the drafts of which something was offered: it was published, or never will be."""
-        for draft in list(temporaries(self._store, folder_of(self._draft.name))):
-            if next(iter(self._offers(draft)), None) is not None:
+        """Remove drafts with offers: what they offer was published, or never will be."""
+        for draft in list(list_drafts(self._store, checkpoint_folder(self._draft.name))):
+            if next(iter(self._read_offers(draft)), None) is not None:
                 self._store.delete_tree(draft)
 
-    def _offers(self, draft: str) -> Iterator[tuple[float, TreeEntry]]:
+    def _read_offers(self, draft: str) -> Iterator[tuple[float, TreeEntry]]:
         try:
             listed = list(self._store.list(f"{draft}/{WRITING}"))
         except NotFoundError:
             return
         for stat in listed:
             if posixpath.basename(stat.name).startswith(OFFER):
-                for entry in self._part(stat.name):
+                for entry in self._read_part(stat.name):
                     yield stat.mtime_s, entry
 
-    def publish(self, *, mode: int = 0o755, beside: bool = False) -> Version:
-        """Merge what all added and make it the checkpoint; for the process that began, once.
+    def publish(self, *, shares_folder: bool = False) -> Version:
+        """Merge what all processes added and make it the checkpoint; once, in the one that began.
 
-        `beside`: other files of the directory are in the plain folder of its name. Raises
+        `shares_folder`: more files of the directory are in the plain folder of its name. Raises
         UsageError when two processes added one path, or a file lies below a file.
         """
         if not self._begun:
@@ -203,7 +194,7 @@ class TreeWriter(Committing):
         entries = dict(self._entries)
         for stat in self._store.list(self._draft.writing):
             if posixpath.basename(stat.name).startswith(PART):
-                for entry in self._part(stat.name):
+                for entry in self._read_part(stat.name):
                     if entries.setdefault(entry.path, entry) != entry:
                         raise UsageError(f"two processes wrote {entry.path}; give each its own")
         for path in list(entries):
@@ -213,18 +204,20 @@ class TreeWriter(Committing):
             check_tree(ordered)
         except BadFieldError as error:
             raise UsageError(f"what was added is no tree: {error}") from error
-        tree = TreeManifest(mode & 0o7777, self._plan.chunk_bytes, ordered)
-        return self._draft.publish("tree", tree.size_bytes, tree.encode(), beside=beside)
+        tree = TreeManifest(FOLDER_MODE, self._plan.chunk_bytes, ordered)
+        return self._draft.publish(
+            "tree", tree.size_bytes, tree.encode(), shares_folder=shares_folder
+        )
 
     def close(self) -> None:
-        """Seal; a beginner that did not publish removes everything. Twice is safe."""
+        """Seal; what the process that began did not publish is removed. Twice is safe."""
         if self._begun:
             self._draft.discard()
         else:
             self.seal()
 
     def abort(self) -> None:
-        """Forget what this process added; a beginner removes everything."""
+        """Remove what this process added; everything, in the process that began."""
         if self._begun:
             self._draft.discard()
         for path in () if self._begun or self._sealed else tuple(self._entries):
@@ -232,7 +225,7 @@ class TreeWriter(Committing):
         self._sealed = True
 
     def leave_nothing(self) -> None:
-        """As `abort`; the directory's own folder goes, too, when nothing else is in it."""
+        """As `abort`; also removes the directory's own folder if nothing else is in it."""
         self.abort()
         self._draft.remove_base()
 
@@ -242,7 +235,7 @@ class TreeWriter(Committing):
                 raise UsageError(f"{entry.path} comes after this process sealed; add it before")
             self._entries[entry.path] = entry
 
-    def _part(self, name: str) -> tuple[TreeEntry, ...]:
+    def _read_part(self, name: str) -> tuple[TreeEntry, ...]:
         where = f"{name} in {self._store.url}"
         data = self._store.read(name, limit_bytes=MANIFEST_LIMIT_BYTES)
         try:
@@ -252,16 +245,12 @@ class TreeWriter(Committing):
 
 
 class TreeFileWriter(Committing):
-    """A file of a tree written from start to end; `close` adds it, `abort` forgets it."""
+    """A file of a tree that is written from start to end; `close` adds it, `abort` discards it."""
 
-    def __init__(
-        self, tree: TreeWriter, path: str, mode: int, folder: str, stream: StripeStream
-    ) -> None:
-        self._tree, self._path, self._mode = tree, path, mode
+    def __init__(self, tree: TreeWriter, path: str, folder: str, stream: StripeStream) -> None:
+        self._tree, self._path = tree, path
         self._folder, self._stream = folder, stream
-        self._failed: BaseException | None = None
         self.closed = False
-        self.entry: TreeFile | None = None
 
     def write(self, data: Buffer) -> int:
         """Append all of `data`; waits while the stripes are busy."""
@@ -273,54 +262,47 @@ class TreeFileWriter(Committing):
             self.abort()
             raise
 
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._stream.size_bytes
-
-    def flush(self) -> None:
-        """Nothing: bytes become durable with `close`."""
-
     def close(self) -> None:
         """Write the rest and add the file to its tree; twice is safe."""
         if self.closed:
             return
         self.closed = True
         try:
-            self.entry = self._stored()
-        except BaseException:  # nothing unpublished stays
+            entry = self._store_entry()
+        except BaseException:  # nothing unpublished may stay
             self._stream.abort()
             raise
-        self._tree._add(self.entry)
+        self._tree._add(entry)
 
-    def _stored(self) -> TreeFile:
+    def _store_entry(self) -> TreeFile:
         store, size = self._tree._store, self._stream.size_bytes
-        name, now = object_of(self._path), time.time_ns()
+        name, now = object_name(self._path), time.time_ns()
         tail = self._stream.tail()
         if tail is None:
             manifest = self._stream.finish()
-            length, digest = store_manifest(store, self._folder, manifest)
-            return TreeFile(self._path, self._mode, now, size, True, name, digest, length)
+            length, digest = write_manifest(store, self._folder, manifest)
+            return TreeFile(self._path, FILE_MODE, now, size, True, name, digest, length)
         with store.writer(self._folder, self._tree._plan.hints(0)) as writer:
             writer.write(tail)
         check_length(store, self._folder, size)
-        digest = digest_of(tail)
-        self._stream.abort()  # it wrote nothing itself
-        return TreeFile(self._path, self._mode, now, size, False, name, digest)
+        digest = compute_digest(tail)
+        self._stream.abort()  # it has written nothing
+        return TreeFile(self._path, FILE_MODE, now, size, False, name, digest)
 
     def abort(self) -> None:
-        """Forget what was written; twice is safe."""
+        """Discard what was written; twice is safe."""
         if not self.closed:
             self.closed = True
             self._stream.abort()
             try:
                 self._tree._store.delete_tree(self._folder)
             except BootseerError:
-                return  # what is left is in a draft: gc finds it
+                return  # gc finds what is left in the draft
 
 
-def _checked(path: str) -> str:
+def _check_path(path: str) -> str:
     try:
-        return json_fields.path(os.fsdecode(path), "the path")
+        return json_fields.check_path(os.fsdecode(path), "the path")
     except BadFieldError as error:
         raise UsageError(f"{error}; name a file within the tree") from error
 
@@ -328,5 +310,5 @@ def _checked(path: str) -> str:
 def _add_parents(entries: dict[str, TreeEntry], path: str) -> None:
     parent = posixpath.dirname(path)
     while parent and parent not in entries:
-        entries[parent] = TreeFolder(parent, 0o755, time.time_ns())
+        entries[parent] = TreeFolder(parent, FOLDER_MODE, time.time_ns())
         parent = posixpath.dirname(parent)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from bootseer.errors import UsageError
 from bootseer.storage.store import Store, WriteHints
+from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.stripe_layout import (
     DEFAULT_CHUNK_BYTES,
     check_chunk_bytes,
@@ -28,14 +29,13 @@ BUFFER_BUDGET_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
-    """Wishes for a checkpoint; 0 lets us choose.
+    """How a checkpoint is to be written; 0 chooses automatically.
 
-    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where
-    these would take more than 256 MiB. `placement`
-    steers each stripe to a server of its own; "auto" does so where it pays, which is at
-    replication 1. A stripe that fails is written anew up to `tries` times, half as often where
-    that takes long. Of an interrupted put stripes of at least `keep_bytes` and whole files are
-    kept.
+    `jobs` stripes are written at once, each through one buffer of `chunk_bytes`; fewer where these
+    would take more than 256 MiB. `placement` "steered" sends each stripe to a server of its own;
+    "auto" does so where it pays, which is at replication 1. A stripe that fails is written again up
+    to `tries` times, half as often where that takes long. A put that continues an interrupted one
+    keeps its stripes of at least `keep_bytes`, and its whole files.
     """
 
     width: int = 0
@@ -66,7 +66,7 @@ class WriteSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Settings made definite for one store."""
+    """The settings that were chosen for one store."""
 
     width: int
     chunk_bytes: int
@@ -78,30 +78,9 @@ class WritePlan:
     places: tuple[str, ...]
 
     def hints(self, number: int) -> WriteHints:
-        """Hints for the `number`th object, which walk over the places in turn."""
+        """Hints for the `number`th object: the places take turns."""
         place = self.places[number % len(self.places)] if self.places else ""
         return WriteHints(self.replication, self.block_bytes, place)
-
-
-class Progress(Protocol):
-    """Told how far work is; both are called from several threads."""
-
-    def expect(self, size_bytes: int) -> None:
-        """So many bytes more are to be done."""
-
-    def advance(self, size_bytes: int) -> None:
-        """So many bytes are done; negative when they must be done anew."""
-
-
-class Silent:
-    """A `Progress` that nobody watches."""
-
-    def expect(self, size_bytes: int) -> None: ...
-
-    def advance(self, size_bytes: int) -> None: ...
-
-
-SILENT = Silent()
 
 
 def plan_write(
@@ -110,20 +89,20 @@ def plan_write(
     *,
     shuffle: Callable[[list[str]], None] = CHANCE.shuffle,
 ) -> WritePlan:
-    """Decide width, placement and jobs; asks the store for its places where that matters."""
+    """Choose width, placement and jobs; asks the store for its places where that matters."""
     steer = settings.placement == "steered" or (
         settings.placement == "auto" and settings.replication == 1
     )
     places = store.write_nodes() if steer or not settings.width else []
     if steer:
-        shuffle(places)  # several writers at once should not all begin at one server
-    width = settings.width or _width(places)
+        shuffle(places)  # several writers at once should not all begin with one server
+    width = settings.width or _choose_width(places)
     return WritePlan(
         width=width,
         chunk_bytes=settings.chunk_bytes,
         replication=settings.replication,
-        block_bytes=settings.block_bytes or _block_bytes(settings.chunk_bytes),
-        # Of a directory more than one file is under way: small ones would else wait in line.
+        block_bytes=settings.block_bytes or _choose_block_bytes(settings.chunk_bytes),
+        # Several files of a directory are written at once: small ones would else wait in line.
         jobs=min(
             settings.jobs or max(width, store.preferred.streams),
             max(1, BUFFER_BUDGET_BYTES // settings.chunk_bytes),
@@ -135,13 +114,18 @@ def plan_write(
     )
 
 
-def _width(places: Sequence[str]) -> int:
+def choose_place(name: str) -> int:
+    """The number of an object's first place, by its name: the objects of a put are spread."""
+    return int.from_bytes(compute_digest(name.encode(errors="surrogateescape"))[:4], "big")
+
+
+def _choose_width(places: Sequence[str]) -> int:
     """Two stripes a server keep its link busy while one of them waits for its next chunk."""
     return min(max(DEFAULT_WIDTH, STRIPES_A_PLACE * len(places)), MAX_AUTO_WIDTH)
 
 
-def _block_bytes(chunk_bytes: int) -> int:
-    """A block size that no chunk crosses; 0, the store's own, where that is so anyway."""
+def _choose_block_bytes(chunk_bytes: int) -> int:
+    """A block size such that no chunk lies in two blocks; 0, the store's own, where that holds."""
     if COMMON_BLOCK_BYTES % chunk_bytes == 0:
         return 0
     return COMMON_BLOCK_BYTES // chunk_bytes * chunk_bytes
