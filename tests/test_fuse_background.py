@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,12 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(tell)
 
 
+def received(
+    pipe: int, *, limit_s: float, waits_for: str = "the mount at /m", tries: int = 0
+) -> daemon.Answer:
+    return daemon.receive_answer(pipe, daemon.Wait(waits_for, limit_s, tries), mountpoint="/m")
+
+
 def test_a_long_wait_is_told(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -31,7 +38,7 @@ def test_a_long_wait_is_told(
     monkeypatch.setattr(daemon, "REPORT_AFTER_S", 0.05)
     timer = threading.Timer(0.5, daemon.send_answer, (tell, {"mounted": True}))
     timer.start()
-    assert daemon.receive_answer(told, mountpoint="/m", limit_s=60) == {"mounted": True}
+    assert received(told, limit_s=60) == {"mounted": True}
     timer.join()
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == "bootseer: waiting for the mount at /m for 0 s now, and for up to 59 s more"
@@ -44,7 +51,7 @@ def test_a_long_wait_names_who_is_asked_and_how_long(
     monkeypatch.setattr(daemon, "REPORT_AFTER_S", 0.05)
     monkeypatch.setattr(daemon, "REPORT_EVERY_S", 0.1)
     with pytest.raises(StoreUnavailableError, match="mounting at /m took too long"):
-        daemon.receive_answer(told, mountpoint="/m", limit_s=0.5, waits_for="the registry r:1")
+        received(told, limit_s=0.5, waits_for="the registry r:1")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) >= 2
     assert all(line.startswith("bootseer: waiting for the registry r:1 for 0 s") for line in said)
@@ -55,9 +62,9 @@ def test_an_answer_at_once_and_a_short_limit_tell_nothing(
 ) -> None:
     told, tell = pipe
     daemon.send_answer(tell, {"mounted": True})
-    assert daemon.receive_answer(told, mountpoint="/m", limit_s=60) == {"mounted": True}
+    assert received(told, limit_s=60) == {"mounted": True}
     with pytest.raises(StoreUnavailableError, match="took too long"):
-        daemon.receive_answer(told, mountpoint="/m", limit_s=0.05)
+        received(told, limit_s=0.05)
     assert caplog.records == []
 
 
@@ -84,7 +91,7 @@ def test_a_server_tells_of_its_tries_before_it_answers(
 
     server = threading.Thread(target=served)
     server.start()
-    found = daemon.receive_answer(told, mountpoint="/m", limit_s=600, waits_for="r:1", tries=1)
+    found = received(told, limit_s=600, waits_for="r:1", tries=1)
     server.join()
     assert found == {"mounted": True}
     first, *_, last = (record.getMessage() for record in caplog.records)
@@ -101,7 +108,7 @@ def test_a_server_that_ends_without_an_answer_is_an_error(pipe: tuple[int, int])
     daemon.send_waiting(functools.partial(daemon.send_answer, other), "refused", 1, 9.0)
     os.close(other)
     with pytest.raises(StoreUnavailableError, match="ended before it served"):
-        daemon.receive_answer(told, mountpoint="/m", limit_s=60)
+        received(told, limit_s=60)
     os.dup2(told, tell)  # for the fixture to close
 
 
@@ -120,6 +127,18 @@ def test_a_log_is_named_only_where_there_is_one(given: dict[str, str], said: str
     with pytest.raises(StoreUnavailableError) as ended:
         daemon.start(lambda _: os._exit(1), mountpoint="/m", limit_s=60, **given)  # type: ignore[arg-type]
     assert str(ended.value) == f"the server of /m ended before it served; {said.split('; ')[1]}"
+
+
+def test_what_is_done_meanwhile_is_part_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is a fake, which only what is done meanwhile moves on."""
+    clock_s = [0.0]
+
+    def meanwhile() -> None:
+        clock_s[0] += 100
+
+    monkeypatch.setattr(daemon, "time", types.SimpleNamespace(monotonic=lambda: clock_s[0]))
+    with pytest.raises(StoreUnavailableError, match="mounting at /m took too long"):
+        daemon.start(lambda _: time.sleep(20), mountpoint="/m", limit_s=60, meanwhile=meanwhile)
 
 
 def test_an_error_that_is_not_ours_is_told_by_its_class() -> None:

@@ -63,6 +63,15 @@ class Answer:
     interrupted = False
 
 
+class Here:
+    """Blocks that are in memory."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self.views = views
+
+    def release(self) -> None: ...
+
+
 def a_file(size_bytes: int = 8 * PAGE) -> DataFile:
     file = DataFile(on_release=lambda: None, on_error=lambda *_: None)
     file.set_size(size_bytes)
@@ -148,12 +157,6 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
                 return None
             return Here([memoryview(bytes(length))])
 
-    class Here:
-        def __init__(self, views: list[memoryview]) -> None:
-            self.views = views
-
-        def release(self) -> None: ...
-
     asked: list[int] = []
     frames = Frames(an_index(1), memory_bytes=1 << 20)
     file = a_file()
@@ -164,6 +167,40 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
     assert answer.there.wait(10)
     assert answer.got == [bytes(PAGE)]
     assert file.cold_waits == 0
+
+
+def test_a_read_that_is_answered_while_it_begins_to_wait_is_never_counted_below_none() -> None:
+    """The file is a fake that counts slowly: the blocks arrive meanwhile."""
+
+    class Slow(DataFile):
+        def _begin_cold_wait(self) -> None:
+            threading.Thread(target=asked[0]).start()
+            answer.there.wait(0.5)  # in vain: it is counted before it is answered
+            super()._begin_cold_wait()
+
+        def _end_cold_wait(self) -> None:
+            super()._end_cold_wait()
+            counts.append(self.cold_waits)
+
+    class Late(Bytes):
+        def held(self, offset: int, length: int, ready: Callable[[], None], priority: Any) -> Any:
+            if not asked:
+                asked.append(ready)
+                return None
+            return Here([memoryview(bytes(length))])
+
+    asked: list[Callable[[], None]] = []
+    counts: list[int] = []
+    frames = Frames(an_index(1), memory_bytes=1 << 20)
+    file = Slow(on_release=lambda: None, on_error=lambda *_: None)
+    file.set_size(8 * PAGE)
+    file.supply(Late(8 * PAGE, frames, lambda: None))  # type: ignore[arg-type,return-value]
+    answer = Answer()
+    assert file.read(DATA, Handle(1), 0, PAGE, answer) is None  # waits for the frame
+    frames.drop(0)
+    assert answer.there.wait(10)
+    assert answer.got == [bytes(PAGE)]
+    assert counts == [0]
 
 
 # --- warming -----------------------------------------------------------------------------------

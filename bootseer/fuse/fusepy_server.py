@@ -3,7 +3,7 @@
 For systems where ours cannot run: macOS (macFUSE, FUSE-T) and others with libfuse; on Linux ours
 is several times as fast. Needs the extra `fusepy` and libfuse 2. It lacks writing, reads that end
 when their reader is killed (they end with the operations' own deadline), passthrough, the
-hand-over to another process, and mounts passed as descriptors.
+hand-over to another process, mounts passed as descriptors, and `Operations.before_unmount`.
 
 libfuse names files by paths, so each request walks its path by `lookup`; an open file keeps the
 inode that it was opened as. Names are bytes to us and must not be decoded, so fusepy gets

@@ -105,8 +105,9 @@ class Operations(ABC):
     """
 
     may_block: ClassVar[bool] = False
-    """Whether looking up, listing and opening files may wait for a network. Such requests are
-    answered by threads of their own, so that they keep no reader waiting."""
+    """Whether looking up, listing and opening files, and asking for their attributes (GETATTR,
+    GETXATTR, LISTXATTR), may wait for a network. Such requests are answered by threads of their
+    own, so that they keep no reader waiting; READLINK and STATFS stay on the receiving threads."""
     max_name_bytes: ClassVar[int] = 255
     """The longest name of a file, as `statfs` reports it; Linux takes no longer one."""
 
@@ -156,7 +157,10 @@ class Operations(ABC):
         """The kernel dropped `count` references, which may be more than this process gave it."""
 
     def before_unmount(self) -> None:
-        """The server ends: called before it unmounts, or after others have unmounted."""
+        """The server ends: called before it unmounts, or after others have unmounted.
+
+        `fusepy_server` does not call it: there libfuse unmounts.
+        """
 
     def destroy(self) -> None:
         """The mount has ended: no request follows."""

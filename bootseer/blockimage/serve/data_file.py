@@ -285,11 +285,10 @@ class DataFile(Operations):
                 self._early.append(read)
             return self._source
 
-    def _begin_cold_wait(self, offset: int) -> None:
+    def _begin_cold_wait(self) -> None:
+        """With the lock of the read held, as `_end_cold_wait`: none ends before it is counted."""
         with self._lock:
             self._cold_waits += 1
-        if self._on_miss is not None:
-            self._on_miss(offset)
 
     def _end_cold_wait(self) -> None:
         with self._lock:
@@ -357,14 +356,17 @@ class _DataRead(PendingRead):
         with self._lock:  # another thread may have replied since
             begins = not (self._is_cold or self._warms or self._finished)
             self._is_cold |= begins
-        if begins:
-            self._file._begin_cold_wait(self._offset)
+            if begins:
+                self._file._begin_cold_wait()
+        on_miss = self._file._on_miss
+        if begins and on_miss is not None:
+            on_miss(self._offset)
 
     def _finish(self) -> None:
         with self._lock:
             self._finished = True
-        if self._is_cold:
-            self._file._end_cold_wait()
+            if self._is_cold:
+                self._file._end_cold_wait()
 
     def send(self, reply: Reply, data: Data) -> None:
         self._finish()

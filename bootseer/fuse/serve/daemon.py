@@ -115,15 +115,14 @@ def start(
         _run_in_background(serve, writable_end, log_file, mountpoint, keep)
     os.close(writable_end)
     waits_for = waits_for or f"the mount at {mountpoint}"
+    wait = Wait(waits_for, limit_s, tries)
     try:
         if meanwhile is not None:
             meanwhile()
         answer = receive_answer(
             readable_end,
+            wait,
             mountpoint=mountpoint,
-            limit_s=limit_s,
-            waits_for=waits_for,
-            tries=tries,
             advice=f"see {log_file}" if log_file else unlogged,
         )
     except BaseException as error:  # an interrupt too: without its caller no server stays
@@ -208,20 +207,11 @@ def send_waiting(send: Send, why: str, tries: int, left_s: float) -> None:
         send({WAITING: {"why": why[:_MAX_REASON_CHARS], "tries": tries, "left_s": left_s}})
 
 
-def receive_answer(
-    pipe: int,
-    *,
-    mountpoint: str,
-    limit_s: float,
-    waits_for: str = "",
-    tries: int = 0,
-    advice: str = UNLOGGED,
-) -> Answer:
-    """The answer of a server being started, which may be an error. Arguments as of `start`.
+def receive_answer(pipe: int, wait: Wait, *, mountpoint: str, advice: str = UNLOGGED) -> Answer:
+    """The answer of a server being started, which may be an error.
 
-    Raises StoreUnavailableError, with `advice`, when there is none in time.
+    Raises StoreUnavailableError, with `advice`, when `wait` has none in time.
     """
-    wait = _Wait(waits_for or f"the mount at {mountpoint}", limit_s, tries)
     data = b""
     # Not to the end of the pipe: the server's processes keep it open.
     while True:
@@ -243,7 +233,7 @@ def receive_answer(
         data += more
 
 
-class _Wait:
+class Wait:
     """The wait for one answer, which is reported now and then once it is long.
 
     `tries` is the number of the try that is under way, 0 where that is not known.

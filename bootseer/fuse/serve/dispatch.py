@@ -1,4 +1,7 @@
-"""Dispatching requests: every one but READ is answered by asking the operations. No I/O."""
+"""Dispatching requests: every one but READ is answered by asking the operations.
+
+Requests are received, and their replies sent, elsewhere (`receive_loop`).
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ class Server:
         """Unmount, end the threads and destroy the operations. Twice is safe.
 
         A busy mount loses its name after `unmount_grace_s`, and then its users get errors. A
-        descriptor that was passed to us is not unmounted: its mount ends with this process.
+        descriptor that was passed to us is not unmounted: its mount ends when the last process
+        that holds the open file closes it, or when the one that mounted it unmounts it.
         """
         with self._closing:
             if self._closed:

@@ -177,21 +177,20 @@ class OpenFile:
 
     def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """Bytes from the fetcher's memory, now or later."""
-        source, files = self.source, self._files
-        read = _FileRead(files, self, offset, size, self._where)
+        read = _FileRead(self._files, self, offset, size, self._where)
         try:
-            held = files.fetcher.held(source, offset, size, read.resume)
-            if held is not None and (self._is_stable or not source.doubtful(offset, size)):
-                return Data(held.views, held.release)
+            data = read.collect()
+            if data is not None and (self._is_stable or not self.source.doubtful(offset, size)):
+                return data
         except BootseerError as error:
-            if self.after is None and not files.renames():
+            if self.after is None and not self._files.renames():
                 raise
             read.fail(later(), error)
             return None
-        if held is None:
+        if data is None:
             read.reply_by(later())
         else:
-            read.send(later(), Data(held.views, held.release))
+            read.send(later(), data)
         return None
 
 
@@ -201,7 +200,7 @@ class _Outdated(OpenFile):
     __slots__ = ()
 
     def moved(self, source: FileSource, where: str) -> OpenFile:
-        return _Outdated(self._files, source, where, self.place)
+        return _Outdated(self._files, self.source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         raise FileSystemError(errno.ESTALE)
