@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
+from bootseer.storage.wrap import WrappedStore
 from fuse_mounts import in_time
 from waiting import until
 
@@ -26,7 +27,6 @@ from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.source import memory_key
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Store
-from bootseer.storage.wrap import WrappedStore
 
 BLOCK = 4096
 SMALL = FetchSettings(memory_bytes=1 << 20, connections=8)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from stripe_faces import content, store_of
+from stripe_faces import content, store_of, tree_at
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def tree(store: Path) -> Iterator[write_tree.WritableTree]:
     with Fetcher() as fetcher:
-        yield write_tree.WritableTree(store_of(store), "", fetcher)
+        yield tree_at(write_tree.WritableTree, store_of(store), "", fetcher)
 
 
 def shown(tree: write_tree.WritableTree, folder: Inode = ROOT) -> set[bytes]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from faulty_store import WrappedStore
 from fuse_mounts import in_time, mounted, refusal
-from stripe_faces import CHUNK, SMALL, content, served, store_of
+from stripe_faces import CHUNK, SMALL, content, put_bytes, served, store_of, tree_at
 from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -24,6 +24,7 @@ from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Stat
 from bootseer.stripedfs.mount.open_files import Complaints, OpenFiles
 from bootseer.stripedfs.mount.write_tree import WritableTree
+from bootseer.stripedfs.read import namespace
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -97,7 +98,7 @@ def store(tmp_path: Path) -> HeldStore:
 @pytest.fixture
 def mount(store: HeldStore, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
     with Fetcher() as fetcher:
-        tree = WritableTree(store, "", fetcher, writing=SMALL)
+        tree = tree_at(WritableTree, store, "", fetcher, writing=SMALL)
         with mounted(tree, tmp_path / "mnt", read_only=False) as (directory, faults):
             yield directory, faults
 
@@ -202,6 +203,22 @@ def test_what_waits_for_a_rename_waits_for_no_later_one() -> None:
         assert told.wait(60)
         assert not files.await_end(met, told.clear)
         assert files.renames()
+        files.close()
+
+
+def test_what_is_outdated_stays_with_its_bytes_when_its_place_is_moved(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "store")
+    for name in ("mine", "other"):
+        put_bytes(store, name, content(400, len(name)), tmp_path)
+    mine, other = (
+        namespace.source_of(store, namespace.look(store, name)) for name in ("mine", "other")
+    )
+    with Fetcher() as fetcher:
+        files = OpenFiles(fetcher, Complaints(None))
+        handle = files.add(mine, "mine", "place")
+        files.outdate("place")
+        files.move("place", other, "other")
+        assert files.drop(handle) is mine
         files.close()
 
 

@@ -38,7 +38,7 @@ from bootseer.fuse.mount.mount_point import (
 from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve import daemon
-from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
+from bootseer.fuse.serve.daemon import Log, run_in_child, users_of
 from bootseer.storage.open import open_object
 from bootseer.storage.store import Store
 from bootseer.storage.urls import parse_url
@@ -58,8 +58,8 @@ def mount(settings: MountSettings) -> None:
     """
     settings = _absolute(settings)
     daemon.start(
-        lambda tell: serve(settings, on_ready=lambda: tell({})),
-        what=settings.mountpoint,
+        lambda send: serve(settings, on_ready=lambda: send({})),
+        mountpoint=settings.mountpoint,
         limit_s=START_LIMIT_S,
         waits_for=f"the store to answer for {redact_message(settings.url)}",
         log_file=settings.log_file,
@@ -82,10 +82,10 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
     # Before anything that may hang: a caller that gives up refers to the log.
-    log = Log(settings.log_file, settings.mountpoint)
+    log = Log.open(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact_message(settings.url)}"
-    in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
+    run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     process = _open_process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
@@ -124,6 +124,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
+    from bootseer.stripedfs.read import namespace
     from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
@@ -139,10 +140,12 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         connections=settings.connections or FETCH.connections,
     )
     fetcher = Fetcher(fetch, cache=cache)
+    root = namespace.look_up(store, name)
     if settings.writable:
         return WritableTree(
             store,
             name,
+            root,
             fetcher,
             writing=settings.writing,
             deadline_s=settings.deadline_s,
@@ -151,6 +154,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     return StripedTree(
         store,
         name,
+        root,
         fetcher,
         direct_bytes=settings.direct_bytes,
         deadline_s=settings.deadline_s,

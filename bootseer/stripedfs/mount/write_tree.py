@@ -28,7 +28,17 @@ from collections.abc import Callable, Sequence
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
+from bootseer.fuse.operations import (
+    ROOT,
+    Attr,
+    Data,
+    FileSystemError,
+    Handle,
+    Inode,
+    Later,
+    Opened,
+    WritableOperations,
+)
 from bootseer.fuse.serve.requesters import closes_because_killed
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
@@ -67,16 +77,17 @@ LINK_TARGET_BYTES = 1024
 WRITING = WriteSettings()
 
 
-class WritableTree(StripedTree):
-    """`WritableOperations` over a folder of a store; see the module text."""
+class WritableTree(StripedTree, WritableOperations):
+    """A folder of a store that files can be saved into; see the module text."""
 
     _read_only = False
-    most_name_bytes = FILE_NAME_BYTES
+    max_name_bytes = FILE_NAME_BYTES
 
     def __init__(
         self,
         store: Store,
         name: str,
+        root: PathInfo,
         fetcher: Fetcher,
         *,
         writing: WriteSettings = WRITING,
@@ -87,6 +98,7 @@ class WritableTree(StripedTree):
             # Through the page cache, or nothing but what is mapped privately could be mapped.
             store,
             name,
+            root,
             fetcher,
             direct_bytes=sys.maxsize,
             deadline_s=deadline_s,
@@ -146,7 +158,7 @@ class WritableTree(StripedTree):
             return self._open_for_writing(node, flags)
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         if is_write_handle(handle) and (
             self.files.get(handle) is None or self._file(handle).unpublished
