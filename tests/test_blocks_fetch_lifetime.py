@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
-from bootseer.storage.wrap import WrappedStore
+from faulty_store import WrappedStore
 from fuse_mounts import in_time
 from waiting import until
 
