@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from bootseer.agent.client import socket_path
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system.processes import mount_namespace
 
 _CREDENTIALS = struct.Struct("=3i")
 
@@ -19,12 +20,12 @@ _CREDENTIALS = struct.Struct("=3i")
 def serve(runtime: str, tasks: TaskTable) -> None:
     """Serve until SIGTERM or SIGINT. Raises BusyError where an agent serves already."""
     tasks.load()
-    namespace = _mount_namespace("self")
+    namespace = mount_namespace()
 
     def admits(link: socket.socket) -> bool:
         credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        return uid == os.geteuid() and _mount_namespace(str(pid)) == namespace
+        return uid == os.geteuid() and _lives_in(namespace, pid)
 
     with _listening(os.path.abspath(socket_path(runtime))) as (listener, lock):
         ForkServer(tasks, listener, lambda: listener.accept()[0], admits, lock).serve()
@@ -62,9 +63,9 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-def _mount_namespace(pid: str) -> str:
-    """The mount namespace of a process; "" where the kernel does not show it."""
+def _lives_in(namespace: int, pid: int) -> bool:
+    """Whether a process lives in a mount namespace; False where it cannot be told."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
+        return mount_namespace(pid) == namespace
     except OSError:
-        return ""
+        return False
