@@ -20,7 +20,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.system.fork import fork, give_up_descriptors, give_up_streams
+from bootseer.system.fork import fork, silence_descriptors, silence_streams
 from bootseer.system.paths import is_within
 from bootseer.system.proc_files import call_within
 from bootseer.system.readiness import readable
@@ -150,9 +150,9 @@ def _background(
     try:
         os.setsid()
         os.chdir("/")
-        give_up_streams()
+        silence_streams()
         if keep is not None:
-            give_up_descriptors({0, 1, 2, tell, *keep})
+            silence_descriptors({0, 1, 2, tell, *keep})
 
         def ready(answer: dict[str, Any]) -> None:
             nonlocal waiting

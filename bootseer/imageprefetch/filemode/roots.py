@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
-from bootseer.system.regular_files import open_found
+from bootseer.system.regular_files import reopen_to_read
 
 DEFAULT_ROOTS = ("/",)
 PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
@@ -113,7 +113,7 @@ class Opener:
     def _open_below(self, root: str, root_fd: int, path: str) -> tuple[int, os.stat_result]:
         place = self._place(root, root_fd, path)
         try:
-            fd = open_found(place, path)
+            fd = reopen_to_read(place, path)
         finally:
             os.close(place)
         return fd, os.fstat(fd)
