@@ -27,7 +27,7 @@ from bootseer.errors import (
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.mount.mount import MountSettings
 from bootseer.imageprefetch.snapshotter.database import State
-from bootseer.imageprefetch.snapshotter.grpc_server import RootLock
+from bootseer.imageprefetch.snapshotter.grpc_server import lock_root
 from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
 from bootseer.imageprefetch.snapshotter.types import Image, Kind
 from bootseer.storage.options import StoreOptions
@@ -237,9 +237,9 @@ def _ask(client: Client, image: Image) -> None:
 
 
 def test_one_snapshotter_a_directory(tmp_path: Path) -> None:
-    with RootLock(str(tmp_path)), pytest.raises(BusyError, match="another snapshotter"):
-        RootLock(str(tmp_path))
-    with RootLock(str(tmp_path)):
+    with lock_root(str(tmp_path)), pytest.raises(BusyError, match="another snapshotter"):
+        lock_root(str(tmp_path))
+    with lock_root(str(tmp_path)):
         pass
 
 
@@ -253,7 +253,7 @@ def test_a_directory_without_locks_is_told_as_such(
 
     monkeypatch.setattr(fcntl, "flock", refused)
     with pytest.raises(BootseerError, match=r"cannot lock .*: No locks available"):
-        RootLock(str(tmp_path))
+        lock_root(str(tmp_path))
 
 
 def test_a_directory_that_no_overlay_can_name(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import fork
+from bootseer.system.fork import close_descriptors, fork, name_thread, silence_streams
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""
-_PR_SET_NAME = 15
-_MAX_FD = 4096
 
 
 def begin(
@@ -58,13 +56,9 @@ def _detach() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
-    os.closerange(3, _MAX_FD)  # whoever waits for the end of a pipe must not wait for us
-    import ctypes  # here, lest every start loads it
-
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    silence_streams()
+    close_descriptors(0, 1, 2)
+    name_thread(NAME)
 
 
 def _run(

@@ -1,7 +1,15 @@
-"""Children that go on in Python, made from a process of which nothing is known."""
+"""Forked child processes that continue in Python, and what they detach themselves from."""
+
+from __future__ import annotations
 
 import gc
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def fork() -> int:
@@ -23,11 +31,56 @@ def fork() -> int:
     return pid
 
 
-def close_above(number: int) -> None:
-    """Close all descriptors above one: who waits for a pipe's end must not wait for ours."""
+def silence_streams() -> None:
+    """Replace the standard streams by /dev/null, so that their readers see the end of file."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    if null > 2:
+        os.close(null)
+
+
+def close_descriptors(*keep: int) -> None:
+    """Close all descriptors but those of `keep`, so that readers of a pipe see its end."""
     try:
-        most = max(map(int, os.listdir("/proc/self/fd")))
+        highest = max(map(int, os.listdir("/proc/self/fd")))
     except OSError:  # no /proc
-        most = number + 4096
-    if most > number:
-        os.closerange(number + 1, most + 1)
+        highest = 4096
+    low = 0
+    for high in (*sorted(keep), highest + 1):
+        if low < high:  # `os.closerange(0, 0)` closes every descriptor there is
+            os.closerange(low, high)
+        low = high + 1
+
+
+def silence_descriptors(keep: Container[int]) -> None:
+    """Replace all descriptors but those of `keep` by /dev/null.
+
+    Their numbers remain in use, because inherited objects may still close them.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor not in keep and descriptor != null:
+            os.dup2(null, descriptor, inheritable=False)
+
+
+def end_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends.
+
+    No signal comes from a parent that has ended before the call: compare `os.getppid()` after it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def name_thread(name: bytes) -> None:
+    """Set the name of this thread as `ps` shows it, cut to 15 bytes.
+
+    The name of a process's first thread is that of the process.
+    """
+    _prctl(_PR_SET_NAME, name)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    from bootseer.system.libc import libc  # most callers of `fork` do not need it
+
+    libc().prctl(option, argument)

@@ -1,4 +1,4 @@
-"""Opening files in folders that others may write to: what is no file must not hold us up.
+"""Regular files: opening them in folders that others may write to, reading and writing fully.
 
 Opening a FIFO waits for its other end, for ever where there is none, and reading a device may.
 """
@@ -50,3 +50,35 @@ def _refuse(found: os.stat_result, path: str) -> None:
 def opener(path: str, flags: int) -> int:
     """`open_to_read` as the `opener` of `open(path, "rb")`."""
     return open_to_read(path, flags)
+
+
+def reopen_to_read(place: int, path: str | bytes = "") -> int:
+    """Open for reading the regular file that an O_PATH descriptor refers to.
+
+    Unlike a plain open, one with O_PATH has no effect on devices and pipes. Raises OSError with
+    `path` as its file name, EINVAL for anything but a regular file.
+    """
+    if not stat.S_ISREG(os.fstat(place).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """Fill a buffer from an open file. Returns the bytes read, fewer where the file ends."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def write_fully(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of `data`, at the current position or at `offset`."""
+    view, done = memoryview(data), 0
+    while done < len(view):
+        if offset is None:
+            done += os.write(fd, view[done:])
+        else:
+            done += os.pwrite(fd, view[done:], offset + done)

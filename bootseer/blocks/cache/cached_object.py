@@ -13,6 +13,8 @@ from bootseer.blocks.cache.direct_reads import DirectReads, Marks, marks_of
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
 from bootseer.system.descriptors import check_spare
+from bootseer.system.libc import last_error, libc
+from bootseer.system.regular_files import read_fully, write_fully
 
 T = TypeVar("T")
 
@@ -100,7 +102,7 @@ class CachedObject(Closing):
         entry = present_index.read_entry(self._present_fd, index)
         if entry == ABSENT or identity is None:
             return False
-        whole = _fill(self._data_fd, index * identity.block_bytes, raw)
+        whole = read_fully(self._data_fd, raw, index * identity.block_bytes) == len(raw)
         return self._check(index, raw, entry, whole)
 
     def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
@@ -193,7 +195,7 @@ class CachedObject(Closing):
         offset = index * self._identity.block_bytes
         for again in (False, True):
             try:
-                _write(self._data_fd, offset, raw)
+                write_fully(self._data_fd, raw, offset)
                 present_index.write_entry(self._present_fd, index, entry)
                 if claimed and self._marks is not None:
                     self._marks.set(index)
@@ -260,33 +262,15 @@ class CachedObject(Closing):
         self._present_fd = self._data_fd = -1
 
 
-def _fill(fd: int, offset: int, raw: memoryview) -> bool:
-    done = 0
-    while done < len(raw):
-        count = os.preadv(fd, [raw[done:]], offset + done)
-        if count == 0:
-            return False
-        done += count
-    return True
-
-
-def _write(fd: int, offset: int, raw: memoryview) -> None:
-    done = 0
-    while done < len(raw):
-        done += os.pwrite(fd, raw[done:], offset + done)
-
-
 def punch(fd: int, offset: int, length: int) -> None:
     """Give the space of a range back; OSError where the file system cannot."""
     import ctypes
 
     keep_size_and_punch = 0x01 | 0x02
-    libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_int(fd), ctypes.c_int(keep_size_and_punch))
     arguments_64 = (ctypes.c_int64(offset), ctypes.c_int64(length))
-    if libc.fallocate(*arguments, *arguments_64) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if libc().fallocate(*arguments, *arguments_64) != 0:
+        raise last_error()
 
 
 def _punch_quietly(fd: int, offset: int, length: int) -> None:

@@ -21,7 +21,6 @@ In any doubt an object is not sealed: it is read block by block, as every other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import struct
@@ -36,6 +35,7 @@ from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
 from bootseer.system.descriptors import check_spare
 from bootseer.system.uncached_read import Medium
@@ -120,7 +120,7 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
             if not files.frozen:
                 present_index.freeze(files.present_fd)
                 # It may be evicted between the two locks: that takes its name alone.
-                fcntl.flock(files.present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                file_lock.lock(files.present_fd, shared=True, limit_s=0)
             with contextlib.suppress(OSError):
                 os.utime(folder)
             stack.pop_all()
@@ -168,9 +168,9 @@ class _Files(Closing):
             flags = os.O_CLOEXEC | os.O_NOFOLLOW
             files.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
             files.frozen = present_index.is_frozen(files.present_fd)
-            kind = fcntl.LOCK_EX if alone and not files.frozen else fcntl.LOCK_SH
-            fcntl.flock(files.present_fd, kind | fcntl.LOCK_NB)
-            if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(files.present_fd)):
+            shared = files.frozen or not alone
+            file_lock.lock(files.present_fd, shared=shared, limit_s=0)
+            if not file_lock.is_named(files.present_fd, f"{folder}/present"):
                 raise FileNotFoundError(folder)  # evicted between open and flock
             files.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
         except BaseException:  # the caller has nothing to close

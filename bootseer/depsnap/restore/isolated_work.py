@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
-from bootseer.system.fork import close_above, fork
+from bootseer.system.fork import close_descriptors, fork
 from bootseer.system.readiness import readable
+from bootseer.system.regular_files import write_fully
 
 _OK = b"="
 _MOST_S = 1e6
@@ -65,17 +66,14 @@ def read_apart(
 def _answer(read: Callable[[], bytes], into: int) -> None:
     """The child's whole life; never returns."""
     try:
-        os.closerange(0, into)
-        close_above(into)
+        close_descriptors(into)
         _fill_standard_streams(into)
         try:
             reply = _OK + read()
         except BootseerError as error:
             kinds = [k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__]
             reply = json.dumps([kinds[0], str(error)]).encode()
-        left = memoryview(reply)
-        while left:
-            left = left[os.write(into, left) :]
+        write_fully(into, reply)
     finally:
         os._exit(0)
 
@@ -104,14 +102,16 @@ def _receive(out: int, limit_s: float, what: str, worker: int) -> bytes:
         end_s, done = time.monotonic() + min(limit_s, _MOST_S), now
 
 
-def _work_of(worker: int) -> tuple[str, ...]:
+def _work_of(worker: int) -> tuple[bytes, ...]:
     """The processor time of a process and the bytes that it asked for; nothing of process 0."""
     if not worker:
         return ()
-    with open(f"/proc/{worker}/stat", encoding="ascii", errors="replace") as file:
-        times = file.read().rpartition(")")[2].split()[11:13]
+    from bootseer.system.proc_files import stat_fields  # most starts do without
+
+    with open(f"/proc/{worker}/stat", "rb") as file:
+        times = stat_fields(file.read())[11:13]
     try:
-        with open(f"/proc/{worker}/io", encoding="ascii") as file:
+        with open(f"/proc/{worker}/io", "rb") as file:
             return (*times, file.read())
     except OSError:
         return tuple(times)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import sys
 from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import close_above, fork
+from bootseer.system.fork import close_descriptors, fork, silence_streams
+from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 
 HANDOVER_S = 10.0
-# ioprio_set(2) has no wrapper in libc; numbers from the kernel's system call tables.
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_IDLE = 3 << 13
-_FIRST_OWN_FD = 3
 
 
 def detach(lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], None]) -> None:
@@ -72,13 +67,8 @@ def _child(
 
 def _quiet(keep: int) -> None:
     os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(_FIRST_OWN_FD):
-        os.dup2(null, fd)
-    os.closerange(_FIRST_OWN_FD, keep)
-    close_above(keep)
+    silence_streams()
+    close_descriptors(0, 1, 2, keep)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
-    os.nice(19)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)
+    os.nice(19)  # and not idle altogether: other nodes may wait for what is published
+    use_idle_disk()

@@ -16,7 +16,6 @@ The descriptor is not cloned (FUSE_DEV_IOC_CLONE): requests of a clone end with 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -37,12 +36,11 @@ from bootseer.fuse.serve.pending_replies import request_resend
 from bootseer.fuse.serve.server import Server, handshake
 from bootseer.light_dataclasses import dataclass
 from bootseer.reporting import Reporter
-from bootseer.system.fork import fork
+from bootseer.system.fork import end_with_parent, fork
 from bootseer.system.readiness import readable
 
 ENDED, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or the worker cannot serve."""
-_PR_SET_PDEATHSIG = 1
 _SERVING = b"1"
 _STOP_S = 5.0
 _THREAD_EXIT_S = 1.0
@@ -224,7 +222,7 @@ class _Supervisor:
         """In the worker: serve until the mount, a signal, or the supervisor's end."""
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent(signal.SIGTERM)
         with _signal_pipe((signal.SIGTERM,)) as signalled:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
             server = Server(

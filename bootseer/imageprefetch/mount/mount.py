@@ -24,11 +24,13 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.fuse.mount import mount_point
-from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system.mountinfo import all_mounts, shown_at
+from bootseer.system.paths import is_within
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -165,6 +167,7 @@ def _mount(
 ) -> Mounted:
     for _ in range(TRIES):
         state = server_registry.State(settings.runtime)
+        lock = state.lock.descriptor
         try:
             answer = daemon.start(
                 lambda send, state=state, helper=helper: serve(settings, state, send, helper),  # type: ignore[misc]
@@ -173,7 +176,7 @@ def _mount(
                 waits_for=f"the registry to answer for {settings.ref}",
                 tries=1,
                 log_file=settings.log_file,
-                keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
+                keep=(lock,) if helper is None else (lock, helper.fileno()),
                 meanwhile=meanwhile,
             )
         except BaseException:  # a signal too: nothing half-mounted stays
@@ -311,8 +314,7 @@ def _check_place(settings: MountSettings) -> None:
 
 def _is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or lies in it, whatever links lead there."""
-    path, folder = os.path.realpath(path), os.path.realpath(folder)
-    return os.path.commonpath((path, folder)) == folder
+    return is_within(os.path.realpath(path), os.path.realpath(folder))
 
 
 def check_machine(directory: str) -> None:

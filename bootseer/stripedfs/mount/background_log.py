@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 
 from bootseer.config.paths import user_directory
+from bootseer.system import file_lock
 from bootseer.system.proc_files import call_within
 
 MOST_BYTES = 1 << 20
@@ -57,11 +57,11 @@ def _make(folder: str, path: str) -> None:
 def _rotate(fd: int, path: str) -> bool:
     """Rename the log. False where this file stays; else another one must be checked."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_lock.lock(fd, limit_s=0)
     except OSError:  # another process does it; or there are no locks, and the log goes on growing
         return False
     # The previous owner of the lock may have renamed it; the file there now must not be replaced.
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.lstat(path), os.fstat(fd)):
+        if file_lock.is_named(fd, path):
             os.replace(path, path + ".1")
     return True

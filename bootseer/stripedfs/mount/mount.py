@@ -46,6 +46,7 @@ from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.open import locate, open_file
+from bootseer.system.paths import is_within
 from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
@@ -223,7 +224,7 @@ def _check_place(settings: MountSettings) -> None:
     folder = _local_folder(settings.url)
     stripes = folder and folder.rstrip("/") + SUFFIX
     for what, path in (("store", folder), ("store", stripes), ("cache", settings.cache)):
-        if path and any(_lies_in(each, place) for each in _resolve_links(path)):
+        if path and any(is_within(each, place) for each in _resolve_links(path)):
             raise UsageError(
                 f"a mount at {settings.mountpoint} would hide the {what} {path} from its own "
                 "server; mount it elsewhere"
@@ -244,10 +245,6 @@ def _resolve_links(path: str) -> Iterator[str]:
         above, name = os.path.split(path)
         yield os.path.join(os.path.realpath(above), name)
         path = above
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _load_store(url: str) -> None:

@@ -28,6 +28,7 @@ from bootseer.stripedfs.read.sources import DigestedSource, FileSource
 from bootseer.stripedfs.read.tree import Tree
 from bootseer.stripedfs.shared_fetcher import shared_fetcher
 from bootseer.stripedfs.workers import WorkerPool
+from bootseer.system.regular_files import read_fully, write_fully
 
 PERMISSIONS = 0o777
 
@@ -212,20 +213,14 @@ class _Get:
 
 
 def _write_at(path: str, offset: int, view: memoryview) -> None:
-    done = 0
     with OsAction(f"write {path}"), open_fd(path, os.O_WRONLY) as fd:
-        while done < len(view):
-            done += os.pwrite(fd, view[done:], offset + done)
+        write_fully(fd, view, offset)
 
 
 def _read_at(path: str, offset: int, view: memoryview) -> None:
-    done = 0
     with open_fd(path, os.O_RDONLY) as fd:
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
-            if count == 0:
-                raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
-            done += count
+        if read_fully(fd, view, offset) < len(view):
+            raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
 
 
 def _sync(path: str) -> None:

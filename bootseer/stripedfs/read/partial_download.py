@@ -8,7 +8,6 @@ note counts only for the very file or folder that it was written for, at its ful
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -20,7 +19,10 @@ from typing import Any, NamedTuple
 
 from bootseer.context_managers import Closing, OsAction
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.atomic import sync_folder
+from bootseer.system.file_lock import FileLock
+from bootseer.system.processes import boot_id
 
 SAVE_S = 1.0
 NOTE_LIMIT_BYTES = 256 << 20
@@ -47,7 +49,7 @@ class PartialDownload(Closing):
         self._lock = threading.Lock()
         self._saved_s = 0.0
         self._head: dict[str, Any] = {}
-        self._fd = -1
+        self._note_lock: FileLock | None = None
         self._arrived: dict[str, list[ArrivedRange]] = {}
 
     @classmethod
@@ -150,34 +152,33 @@ class PartialDownload(Closing):
 
     def close(self) -> None:
         """Unlock the destination; twice is safe."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._note_lock is not None:
+            self._note_lock.close()
+
+    def _note_descriptor(self) -> int:
+        return -1 if self._note_lock is None else self._note_lock.descriptor
 
     def _lock_note(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            while self._fd < 0:
-                fd = os.open(self._note, flags, 0o600)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_file_at(fd, self._note):
-                        self._fd = fd
-                        return
-                except BlockingIOError as error:
-                    os.close(fd)
-                    raise BusyError(
-                        f"another get is filling {self.destination}; wait for its end"
-                    ) from error
-                os.close(fd)  # its owner ended and removed it between our two steps
+            while True:
+                lock = file_lock.acquire(self._note, flags=os.O_NOFOLLOW, limit_s=0)
+                if lock.is_named(self._note):
+                    self._note_lock = lock
+                    return
+                lock.close()  # its owner ended and removed it between our two steps
+        except BlockingIOError as error:
+            raise BusyError(
+                f"another get is filling {self.destination}; wait for its end"
+            ) from error
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
 
     def _read_note(self) -> dict[str, list[ArrivedRange]]:
         """What an interrupted get of the same bytes left; {} when that is of no use."""
         try:
-            size = os.fstat(self._fd).st_size
-            note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
+            fd = self._note_descriptor()
+            size = os.fstat(fd).st_size
+            note = json.loads(os.pread(fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
             key, boot = self._key, _boot_id()
             if not key or note.get("key") != key or not boot or note.get("boot") != boot:
                 return {}
@@ -195,8 +196,9 @@ class PartialDownload(Closing):
         """Rewritten in place, since the lock is on this very file."""
         data = json.dumps({**self._head, "done": self._arrived}).encode()
         with OsAction(f"write {self._note}"):
-            length = os.fstat(self._fd).st_size
-            os.pwrite(self._fd, data.ljust(length), 0)  # one write, so that no kill tears it
+            fd = self._note_descriptor()
+            length = os.fstat(fd).st_size
+            os.pwrite(fd, data.ljust(length), 0)  # one write, so that no kill tears it
 
 
 @contextlib.contextmanager
@@ -264,10 +266,9 @@ def _check_kind(path: str) -> None:
 
 
 def _boot_id() -> str:
-    """After a reboot nothing that was not synced can be trusted to be there."""
+    """After a reboot nothing that was not synced can be trusted to be there; "": unknown."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return boot_id()
     except OSError:
         return ""
 
@@ -297,10 +298,3 @@ def _make_writable(path: str) -> None:
     if is_folder:
         for inside in os.listdir(path):
             _make_writable(f"{path}/{inside}")
-
-
-def _is_file_at(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -32,6 +32,7 @@ from bootseer.stripedfs.progress import Progress
 from bootseer.stripedfs.workers import Task, WorkerPool
 from bootseer.stripedfs.write.write_settings import WritePlan
 from bootseer.system.randomness import CHANCE
+from bootseer.system.regular_files import read_fully
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 4.0
@@ -83,13 +84,9 @@ class SourceFile:
 
     def read_into(self, offset: int, view: memoryview, *, next_offset: int = 0) -> None:
         """Fill `view` from `offset`; `next_offset` is what will be read next (0: nothing)."""
-        done = 0
         with OsAction(f"read {self.path}"):
-            while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-                if count == 0:
-                    raise self._changed_error()
-                done += count
+            if read_fully(self._fd, view, offset) < len(view):
+                raise self._changed_error()
             if next_offset:
                 os.posix_fadvise(self._fd, next_offset, len(view), os.POSIX_FADV_WILLNEED)
 
