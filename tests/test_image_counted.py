@@ -11,10 +11,10 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.block_image_repo import fetching, open_image
 from bootseer.imageprefetch.hotset import store
-from bootseer.imageprefetch.hotset.replay import replay
+from bootseer.imageprefetch.hotset.image_hotsets import fetching, open_image
 from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.mount.hotset_replay import replay
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -19,8 +19,8 @@ from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.cli.image import outcome
 from bootseer.errors import BootseerError, NotFoundError, UsageError
-from bootseer.imageprefetch.hotset.replay import replay_beside
 from bootseer.imageprefetch.mount import mount, server_registry
+from bootseer.imageprefetch.mount.hotset_replay import replay_beside
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -14,8 +14,8 @@ from image_mounts import Published, publish, some_files
 from bootseer.blockimage import hotset_manifest
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import block_image_parts
-from bootseer.imageprefetch.block_image_repo import Image, fetching, open_image, with_carried
 from bootseer.imageprefetch.hotset import store
+from bootseer.imageprefetch.hotset.image_hotsets import Image, fetching, open_image, with_carried
 from bootseer.imageprefetch.hotset.store import Made
 from bootseer.storage.oci.manifest import (
     OCI_MANIFEST,

@@ -27,7 +27,6 @@ from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.mount.mount import MountSettings
-from bootseer.imageprefetch.record.record_command import RecordSettings, record
 from bootseer.imageprefetch.run import podman_options, run_image
 from bootseer.imageprefetch.run.container import (
     Command,
@@ -37,6 +36,7 @@ from bootseer.imageprefetch.run.container import (
     podman_variables,
     podman_words,
 )
+from bootseer.imageprefetch.run.record_image import RecordSettings, record
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.platforms import this_platform
 from bootseer.storage.oci.repository import open_repository

@@ -17,7 +17,7 @@ from image_mounts import Mounts, evict, mounts_below, noise
 from images_lab import Image, directory, file, symlink, write_layout
 
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.block_image_repo import open_image
+from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.hotset.summary import summarise
 from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.record.trace_store import TraceStore

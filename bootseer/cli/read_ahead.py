@@ -97,7 +97,7 @@ _IMAGE_MOUNT = """
     bootseer/system/mount_calls bootseer/blockimage/erofs_mount
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
+    bootseer/imageprefetch/mount/interrupts bootseer/imageprefetch/run/__init__
     lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
     bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
     bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
@@ -113,7 +113,7 @@ _IMAGE_MOUNT = """
     bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
     bootseer/blockimage/serve/frames bootseer/blocks/settings
     bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file
-    bootseer/imageprefetch/run/container_folders
+    bootseer/imageprefetch/mount/container_folders
     bootseer/imageprefetch/mount/readahead_notices bootseer/system/atomic
     bootseer/imageprefetch/image_cache bootseer/imageprefetch/record/__init__
     bootseer/imageprefetch/record/touch_journal

@@ -70,7 +70,7 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     helper = _helper(given, given["directory"]) if helped else None
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount import mount as mounting
-    from bootseer.imageprefetch.run.interrupts import ending
+    from bootseer.imageprefetch.mount.interrupts import ending
 
     as_json = given.pop("as_json")
     outcome.write_events_to(given.get("events_dir", ""))

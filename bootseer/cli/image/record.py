@@ -82,8 +82,8 @@ def command(
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
     from bootseer.cli.image.outcome import complain
-    from bootseer.imageprefetch.record.record_command import RecordSettings, record
     from bootseer.imageprefetch.run import podman_options
+    from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
     podman_options.check_platform(of_platform(platform), instead="; record it on such a machine")
     options, words = _parted(options, words_behind(context))
@@ -150,8 +150,8 @@ def _variable(given: str) -> tuple[str, str]:
 
 def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.cli.image.hotset.build import publish
-    from bootseer.imageprefetch.block_image_repo import fetching
     from bootseer.imageprefetch.hotset import store
+    from bootseer.imageprefetch.hotset.image_hotsets import fetching
 
     with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
         own, trace = image.own_trace(workload), image.trace(workload)

@@ -129,7 +129,7 @@ def offer_recorded(
     ref: str, digest: str, workload: str, cache: str, *, plain_http: bool | None = None
 ) -> None:
     """`image record` has kept a start of an image: have it packed for the next mount here."""
-    from bootseer.imageprefetch.block_image_repo import CACHE_LIMIT_BYTES
+    from bootseer.imageprefetch.hotset.image_hotsets import CACHE_LIMIT_BYTES
     from bootseer.storage.oci.reference import parse_reference
 
     kept = LocalStore(cache).image(digest)
@@ -171,8 +171,8 @@ def make(making: Making) -> bool:
 
     Raises what the registry and the cache raise.
     """
-    from bootseer.imageprefetch.block_image_repo import fetching, open_image
     from bootseer.imageprefetch.hotset import store
+    from bootseer.imageprefetch.hotset.image_hotsets import fetching, open_image
     from bootseer.imageprefetch.record.trace_store import TraceStore
 
     local = LocalStore(making.cache)

@@ -15,7 +15,7 @@ from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableErr
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.image_server import ImageServer
-    from bootseer.imageprefetch.hotset.replay import Replayed
+    from bootseer.imageprefetch.mount.hotset_replay import Replayed
     from bootseer.imageprefetch.resolve.resolver import Opened
 
 MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"

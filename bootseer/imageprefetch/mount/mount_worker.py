@@ -15,12 +15,11 @@ from bootseer.blockimage.serve.data_file import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
 from bootseer.imageprefetch.image_cache import LocalStore
-from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount import container_folders, server_registry
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, Story
 from bootseer.imageprefetch.mount.readahead_notices import Announced
 from bootseer.imageprefetch.record.server_recording import Noting
 from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
-from bootseer.imageprefetch.run import container_folders
 from bootseer.storage import wait_reports
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ class Worker:
 
     def _replay(self, other: server_registry.Server) -> None:
         """Read this mount's hot set ahead through the other server, as long as it is mounted."""
-        from bootseer.imageprefetch.hotset.replay import replay_while_mounted
+        from bootseer.imageprefetch.mount.hotset_replay import replay_while_mounted
 
         try:
             replayed = replay_while_mounted(self._settings, other)

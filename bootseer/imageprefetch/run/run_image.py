@@ -17,9 +17,8 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch.mount import mount as mounting
-from bootseer.imageprefetch.mount import temporary_mounts
 from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
-from bootseer.imageprefetch.run import podman_options
+from bootseer.imageprefetch.run import podman_options, temporary_mounts
 from bootseer.imageprefetch.run.podman_options import EVENTS_INSIDE
 from bootseer.storage.oci.reference import parse_reference
 
@@ -95,8 +94,8 @@ def run(
             tell(Way(reason=describe(error)))
             words, place, digest, state = _plain_words(settings, options), "", "", ""
         from bootseer.imageprefetch.mount import server_registry
+        from bootseer.imageprefetch.mount.container_folders import TREE
         from bootseer.imageprefetch.run import container
-        from bootseer.imageprefetch.run.container_folders import TREE
 
         tree = os.path.join(place, TREE)
         asked = functools.partial(server_registry.ask_to_end, state, tree) if state else _unheard
@@ -123,7 +122,7 @@ def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
     """Whether the tree of a container, whose own folder is `place`, is served no more."""
     from bootseer.fuse.mount.mount_point import all_mounts, shown_at
     from bootseer.imageprefetch.mount import server_registry
-    from bootseer.imageprefetch.run.container_folders import TREE
+    from bootseer.imageprefetch.mount.container_folders import TREE
 
     try:
         servers = server_registry.known(

@@ -15,7 +15,7 @@ from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.blocks.trace.trace_file import Trace
-    from bootseer.imageprefetch.block_image_repo import Image
+    from bootseer.imageprefetch.hotset.image_hotsets import Image
     from bootseer.imageprefetch.hotset.store import Made
 
 
@@ -57,8 +57,8 @@ def command(
 
     Packs this node's recordings together with the published ones. The next mount replays it.
     """
-    from bootseer.imageprefetch.block_image_repo import fetching
     from bootseer.imageprefetch.hotset import store
+    from bootseer.imageprefetch.hotset.image_hotsets import fetching
 
     with opened(ref, push=push, **where) as image:
         own = image.own_trace(workload)
@@ -89,7 +89,7 @@ def _trace(
     image: Image, older: str, workload: str, where: dict[str, Any]
 ) -> tuple[Trace, float | None]:
     """What is to be packed, and the share that was carried over from an older image."""
-    from bootseer.imageprefetch.block_image_repo import carried_from, with_carried
+    from bootseer.imageprefetch.hotset.image_hotsets import carried_from, with_carried
 
     own = image.trace(workload)
     if not older:

@@ -35,7 +35,7 @@ def command(
     place of this node's recording; `hotset build` packs it.
     """
     from bootseer.blocks.trace import trace_file as traces
-    from bootseer.imageprefetch.block_image_repo import rename
+    from bootseer.imageprefetch.hotset.image_hotsets import rename
     from bootseer.imageprefetch.hotset.store import merged
 
     others = [traces.parse(_read(path), name=path) for path in files]

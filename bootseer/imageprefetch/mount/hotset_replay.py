@@ -25,8 +25,8 @@ from bootseer.blocks.extents import Extent
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch import block_image_parts
-from bootseer.imageprefetch.block_image_repo import open_image
 from bootseer.imageprefetch.hotset import local_hotsets
+from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.image_cache import KeptFrames, LocalStore
 from bootseer.imageprefetch.mount.readahead_notices import announce
 from bootseer.imageprefetch.mount.server_registry import (

@@ -13,11 +13,11 @@ from bootseer.blocks.trace.trace_file import Trace
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import UsageError
 from bootseer.imageprefetch.image_cache import LocalStore
-from bootseer.imageprefetch.mount import mount, temporary_mounts
+from bootseer.imageprefetch.mount import mount
 from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
 from bootseer.imageprefetch.record.start_recording import FirstStepWatch
 from bootseer.imageprefetch.record.trace_store import TraceStore
-from bootseer.imageprefetch.run import container
+from bootseer.imageprefetch.run import container, temporary_mounts
 from bootseer.imageprefetch.run import image_config as image_config_file
 from bootseer.imageprefetch.run.container import Command, ImageConfig, choose_runner
 from bootseer.imageprefetch.run.podman_options import check_options, check_platform

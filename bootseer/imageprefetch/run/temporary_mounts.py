@@ -13,8 +13,14 @@ from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, from_os_error
 from bootseer.imageprefetch.mount import mount
-from bootseer.imageprefetch.run.container_folders import FOLDER, TREE, locked, remove, sweep_locked
-from bootseer.imageprefetch.run.interrupts import ending
+from bootseer.imageprefetch.mount.container_folders import (
+    FOLDER,
+    TREE,
+    locked,
+    remove,
+    sweep_locked,
+)
+from bootseer.imageprefetch.mount.interrupts import ending
 
 __all__ = ["directory", "ending", "unmounting"]
 
