@@ -13,7 +13,7 @@ from image_mounts import Published, publish, some_files
 
 from bootseer.blockimage import hotset_manifest
 from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch import block_image_parts
+from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.image_hotsets import Image, fetching, open_image, with_carried
 from bootseer.imageprefetch.hotset.store import Made
@@ -211,7 +211,7 @@ def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
 def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
     """The repository is a fake that only tells what the list leaves out."""
     blocks = sorted(
-        (of_kind(block_image_parts.ARTIFACT, bytes([n])) for n in range(3)), key=lambda b: b.digest
+        (of_kind(block_image_repo.ARTIFACT, bytes([n])) for n in range(3)), key=lambda b: b.digest
     )
     told = {hotset_manifest.BLOCK_IMAGE: blocks[2].digest, hotset_manifest.WORKLOAD: "train"}
     hot = dataclasses.replace(of_kind(hotset_manifest.ARTIFACT, b"hot"), annotations=told)
@@ -222,11 +222,11 @@ def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
 
     listed = dataclasses.replace(hot, annotations={}, artifact_type="") if bare else hot
     for some in itertools.permutations([*blocks, listed]):
-        found = block_image_parts.block_image_of(Telling(), some)  # type: ignore[arg-type]
+        found = block_image_repo.block_image_of(Telling(), some)  # type: ignore[arg-type]
         assert found == blocks[2]
     for some in itertools.permutations(blocks):
-        assert block_image_parts.block_image_of(Telling(), some) == blocks[0]  # type: ignore[arg-type]
-    assert block_image_parts.block_image_of(Telling(), [listed]) is None  # type: ignore[arg-type]
+        assert block_image_repo.block_image_of(Telling(), some) == blocks[0]  # type: ignore[arg-type]
+    assert block_image_repo.block_image_of(Telling(), [listed]) is None  # type: ignore[arg-type]
 
 
 def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
     node.build()
     for number in range(3):  # of which some have lower digests
         with open_repository(image.ref, push=True)[0] as repository:
-            listed = repository.referrers(image.digest, block_image_parts.ARTIFACT)
+            listed = repository.referrers(image.digest, block_image_repo.ARTIFACT)
             first = repository.manifest(listed[0])
             assert isinstance(first, Manifest)
             assert first.subject is not None
@@ -243,7 +243,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
                 config=first.config,
                 layers=first.layers,
                 subject=first.subject,
-                artifact_type=block_image_parts.ARTIFACT,
+                artifact_type=block_image_repo.ARTIFACT,
                 annotations={"made": f"by another zstd, {number}"},
             )
             repository.push_manifest(again, OCI_MANIFEST)

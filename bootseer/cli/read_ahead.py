@@ -120,7 +120,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/record/server_recording bootseer/blockimage/hotset_manifest
     bootseer/blockimage/serve/opened_image bootseer/storage/bounded_calls
     bootseer/imageprefetch/resolve/__init__ bootseer/imageprefetch/resolve/deadline
-    bootseer/imageprefetch/block_image_parts bootseer/imageprefetch/run/image_config
+    bootseer/imageprefetch/block_image_repo bootseer/imageprefetch/run/image_config
     bootseer/imageprefetch/resolve/resolver bootseer/imageprefetch/mount/mount_events
     bootseer/imageprefetch/mount/mount_worker
     bootseer/imageprefetch/resolve/helped_repository

@@ -15,7 +15,7 @@ from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
-from bootseer.imageprefetch import block_image_parts
+from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.carry_over import Carried, carry
 from bootseer.imageprefetch.hotset.store import HotSets, ImageParts, Made
@@ -157,7 +157,7 @@ def open_image(
     repository, reference = open_repository(ref, options, plain_http=plain_http, push=push)
     with repository:
         subject, _ = repository.image(reference.version)
-        block = block_image_parts.block_image_of(repository, repository.referrers(subject.digest))
+        block = block_image_repo.block_image_of(repository, repository.referrers(subject.digest))
         if block is None:
             raise NotFoundError(
                 f"{ref} has no block image yet; run `bootseer image build {ref}` first"
@@ -170,7 +170,7 @@ def open_image(
 def _parts(
     repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
-    manifest = block_image_parts.manifest_of(repository, block.digest)
+    manifest = block_image_repo.manifest_of(repository, block.digest)
     found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]
     meta, table, files = found
 
@@ -183,7 +183,7 @@ def _parts(
             local.keep(subject.digest, kind, one.digest, data)
         return data
 
-    table_bytes = blob("table", table, block_image_parts.TABLE_LIMIT_BYTES)
+    table_bytes = blob("table", table, block_image_repo.TABLE_LIMIT_BYTES)
     source = TableSource(
         tables.parse(table_bytes),
         repository.store,
@@ -191,8 +191,8 @@ def _parts(
         source_class="image",
     )
     return ImageParts(
-        meta=block_image_parts.unpacked(
-            repository.blob(meta, limit_bytes=block_image_parts.META_LIMIT_BYTES)
+        meta=block_image_repo.unpacked(
+            repository.blob(meta, limit_bytes=block_image_repo.META_LIMIT_BYTES)
         ),
         table=table_bytes,
         files=_files(blob("files", files, filemap.LIMITS.packed_bytes), source.size_bytes),

@@ -24,7 +24,7 @@ from bootseer.blockimage.serve.page_cache_warmer import (
 from bootseer.blocks.extents import Extent
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
-from bootseer.imageprefetch import block_image_parts
+from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import local_hotsets
 from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.image_cache import KeptFrames, LocalStore
@@ -159,7 +159,7 @@ def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str
         fault = error
     if own is not None:
         with KeptFrames(own.path, own.pack) as frames:
-            boot = block_image_parts.boot_of(frames.boot(own.pack), own.pack)
+            boot = block_image_repo.boot_of(frames.boot(own.pack), own.pack)
         return boot.index(), settings.workload, own.pack.digest
     raise fault or NotFoundError(
         f"{settings.ref} has no hot set of workload {settings.workload!r}; record it first"
@@ -185,7 +185,7 @@ def _chosen(
     repository: Repository, image: str, ref: str, workload: str
 ) -> tuple[str, hotset_manifest.HotSet]:
     listed = repository.referrers(image)
-    block = block_image_parts.block_image_of(repository, listed)
+    block = block_image_repo.block_image_of(repository, listed)
     chosen = hotset_manifest.choose(repository, listed, block.digest, workload) if block else None
     if chosen is None:
         raise NotFoundError(

@@ -27,7 +27,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.imageprefetch.block_image_parts import (
+from bootseer.imageprefetch.block_image_repo import (
     META_LIMIT_BYTES,
     TABLE_LIMIT_BYTES,
     Asked,
