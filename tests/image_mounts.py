@@ -28,7 +28,8 @@ from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
+from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.storage.oci.manifest import (
     OCI_CONFIG,
     OCI_MANIFEST,

@@ -13,7 +13,7 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.image_hotsets import fetching, open_image
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.mount.hotset_replay import replay
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
@@ -59,7 +59,7 @@ def built(mounts: Mounts, image: Published, *, push: bool = False) -> str:
 
 
 def kept(mounts: Mounts, image: Published) -> Trace:
-    found = TraceStore(LocalStore(str(mounts.cache)).trace_folder(image.digest)).load()
+    found = TraceStore(ImageCache(str(mounts.cache)).trace_folder(image.digest)).load()
     assert found is not None
     return found
 

@@ -20,8 +20,8 @@ from waiting import until
 from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.settings import encode_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -164,7 +164,7 @@ def test_with_an_agent_it_is_as_without(lab: Lab) -> None:
 def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
     readable, writable = os.pipe()
     os.close(readable)
-    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
+    settings = encode_settings(lab.mounts.settings(lab.image.ref))
 
     def mount() -> None:
         os.dup2(writable, 1)

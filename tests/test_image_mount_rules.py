@@ -26,9 +26,9 @@ from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse.operations import Data, Handle
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.image_cache import KeptImage, LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache, KeptImage
 from bootseer.imageprefetch.mount import mount, server_registry
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 
 PAGE = 4096
 
@@ -273,7 +273,7 @@ def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None
 
 
 def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
+    store = ImageCache(str(tmp_path))
     old, used, mounted = (f"sha256:{letter * 64}" for letter in "abc")
     for digest in (old, used, mounted):
         for kind in ("meta", "table"):

@@ -17,7 +17,7 @@ from waiting import until
 
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.touch_journal import Journal
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
@@ -148,7 +148,7 @@ def read_pages(image: Published, *paths: str) -> set[int]:
 
 
 def kept(mounts: Mounts, image: Published) -> Trace | None:
-    return TraceStore(LocalStore(str(mounts.cache)).trace_folder(image.digest)).load()
+    return TraceStore(ImageCache(str(mounts.cache)).trace_folder(image.digest)).load()
 
 
 @pytest.mark.root

@@ -26,7 +26,7 @@ from bootseer.blockimage import artifact
 from bootseer.cli import root
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import podman_options, run_image
 from bootseer.imageprefetch.run.container import (
     Command,
@@ -943,7 +943,7 @@ def test_what_breaks_inside_us_is_named_by_its_class(
 import sys
 from bootseer.cli.image.outcome import tell_way
 from bootseer.imageprefetch.run import run_image as lazyrun
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 def broken(_):
     raise KeyError("x")
 mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])

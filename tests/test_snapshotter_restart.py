@@ -17,7 +17,7 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 
 from bootseer.errors import BusyError, CorruptDataError, StoreUnavailableError, UsageError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.snapshotter.database import State
 from bootseer.imageprefetch.snapshotter.grpc_server import RootLock
 from bootseer.imageprefetch.snapshotter.mount_helper import Helper

@@ -31,9 +31,10 @@ MODULES = (
     "bootseer.imageprefetch.mount.serverless_choice",
     "bootseer.imageprefetch.run.image_config",
     "bootseer.imageprefetch.mount.interrupts",
-    "bootseer.imageprefetch.hotset.local_hotsets",
+    "bootseer.imageprefetch.hotset.local_packer",
     "bootseer.imageprefetch.run.temporary_mounts",
     "bootseer.imageprefetch.mount.mount_worker",
+    "bootseer.imageprefetch.record.first_step",
     "bootseer.imageprefetch.record.start_recording",
     "bootseer.imageprefetch.record.trace_store",
     "bootseer.fuse.serve.handover",
@@ -229,8 +230,9 @@ def _mount(settings: str) -> int:
     from bootseer.errors import BootseerError
     from bootseer.fuse.serve import daemon
     from bootseer.imageprefetch.mount import mount
+    from bootseer.imageprefetch.mount.settings import decode_settings
 
-    wanted = mount.absolute(mount.decoded(settings))
+    wanted = mount.absolute(decode_settings(settings))
     made = False
     try:
         try:

@@ -96,12 +96,13 @@ _IMAGE_MOUNT = """
     lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
     bootseer/system/mount_calls bootseer/blockimage/erofs_mount
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/mount/interrupts bootseer/imageprefetch/run/__init__
-    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
-    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
-    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
-    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/settings
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/mount/interrupts
+    bootseer/imageprefetch/run/__init__ lib-dynload/mmap bootseer/fuse/operations
+    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
+    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
+    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
@@ -117,7 +118,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/mount/readahead_notices bootseer/system/atomic
     bootseer/imageprefetch/image_cache bootseer/imageprefetch/record/__init__
     bootseer/imageprefetch/record/touch_journal
-    bootseer/imageprefetch/record/server_recording bootseer/blockimage/hotset_manifest
+    bootseer/imageprefetch/record/start_recording bootseer/blockimage/hotset_manifest
     bootseer/blockimage/serve/opened_image bootseer/storage/bounded_calls
     bootseer/imageprefetch/resolve/__init__ bootseer/imageprefetch/resolve/deadline
     bootseer/imageprefetch/block_image_repo bootseer/imageprefetch/run/image_config
@@ -127,8 +128,8 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/mount/serverless_choice bootseer/blockimage/serve/huge_pages
     bootseer/blockimage/serve/fill_settings bootseer/blockimage/serve/image_server
     bootseer/events/resource bootseer/imageprefetch/workloads encodings/ascii
-    bootseer/imageprefetch/record/start_recording bootseer/blocks/trace/__init__
-    bootseer/blocks/trace/recorder bootseer/blocks/trace/trace_file
+    bootseer/blocks/trace/__init__ bootseer/blocks/trace/recorder
+    bootseer/blocks/trace/trace_file
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
 """What a second start of `deps run` imports, about in that order: files below our package's folder

@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 20  # of a JSON file
 _IMAGE = "image.json"
 _FETCHED = ("meta", "table", "pack", "files")
 DEFAULT_NAME = "_default"  # file or folder of the workload ""; no other can be called so
-OWN = "own"  # folder of an image: hot sets that this node made for itself
+_HOT_SETS, _OWN = "hotsets", "own"  # folders of an image
 _PACK_AGE_S = 24 * 3600.0
 LIMIT_BYTES = 16 << 30
 UNUSED_S = 30 * 24 * 3600.0  # after that an image that was not mounted is fetched again
@@ -65,7 +65,7 @@ def _certainly(_: str) -> AbstractContextManager[bool]:
     return contextlib.nullcontext(True)
 
 
-class LocalStore:
+class ImageCache:
     """One node's `images` folder. Reading raises nothing: what is damaged is not there."""
 
     def __init__(self, cache_dir: str) -> None:
@@ -78,6 +78,14 @@ class LocalStore:
     def trace_folder(self, digest: str) -> str:
         """Where the traces of one image's starts are."""
         return os.path.join(self.folder_of(digest), "traces")
+
+    def hot_set_folder(self, digest: str) -> str:
+        """Where the hot sets of one image are that were built by command."""
+        return os.path.join(self.folder_of(digest), _HOT_SETS)
+
+    def own_hot_set_folder(self, digest: str) -> str:
+        """Where the hot sets of one image are that this node made for itself."""
+        return os.path.join(self.folder_of(digest), _OWN)
 
     def fill_lock(self, digest: str) -> str:
         """What a server of this image holds while it fetches all that nobody asked for."""
@@ -227,7 +235,7 @@ def _fetched_bytes(folder: str) -> int:
     """What `_remove_fetched` would free."""
     found = 0
     for place, _, names in os.walk(folder):
-        own = os.path.relpath(place, folder).split(os.sep)[0] == OWN
+        own = os.path.relpath(place, folder).split(os.sep)[0] == _OWN
         for name in names:
             if own or (place == folder and name.partition("-")[0] in _FETCHED):
                 with contextlib.suppress(OSError):
@@ -242,11 +250,11 @@ def _remove_fetched(folder: str) -> None:
     for entry in os.scandir(folder):
         if entry.name.partition("-")[0] in _FETCHED and entry.is_file(follow_symlinks=False):
             os.unlink(entry.path)
-        elif entry.name == OWN and entry.is_dir(follow_symlinks=False):
+        elif entry.name == _OWN and entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-class KeptFrames:
+class CachedFrames:
     """A pack's frames from a file of this node: `FrameStream`."""
 
     def __init__(self, path: str, pack: KeptPack) -> None:
@@ -274,14 +282,14 @@ class KeptFrames:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> KeptFrames:
+    def __enter__(self) -> CachedFrames:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Bytes from elsewhere, one after the other."""
 
     def readinto(self, view: memoryview, /) -> int:
@@ -291,14 +299,14 @@ class Stream(Protocol):
         """Let go of it."""
 
 
-class KeepingFrames:
+class CachingFrames:
     """Frames from elsewhere that are written to a file as they pass: `FrameStream`.
 
     The file gets its name when all bytes have passed; what is wrong with it, a full disk above
     all, ends the keeping and nothing else.
     """
 
-    def __init__(self, stream: Stream, path: str, boot: bytes, pack: KeptPack) -> None:
+    def __init__(self, stream: ByteStream, path: str, boot: bytes, pack: KeptPack) -> None:
         self._stream, self._path, self._size_bytes = stream, path, pack.size_bytes
         self._draft: Draft | None = None
         self._done_bytes = len(boot)
@@ -336,7 +344,7 @@ class KeepingFrames:
         self._abandon()
         self._stream.close()
 
-    def __enter__(self) -> KeepingFrames:
+    def __enter__(self) -> CachingFrames:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -361,4 +369,4 @@ def _write(path: str, data: bytes | memoryview) -> None:
         raise from_os_error(error, f"keep {path}") from error
 
 
-__all__ = ["KeepingFrames", "KeptFrames", "KeptImage", "KeptPack", "LocalStore", "NoSpaceError"]
+__all__ = ["CachedFrames", "CachingFrames", "ImageCache", "KeptImage", "KeptPack", "NoSpaceError"]

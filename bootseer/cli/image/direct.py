@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
+    from bootseer.imageprefetch.mount.mount import Mounted
+    from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
@@ -71,11 +72,12 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.mount.interrupts import ending
+    from bootseer.imageprefetch.mount.settings import MountSettings
 
     as_json = given.pop("as_json")
     outcome.write_events_to(given.get("events_dir", ""))
     with ending():
-        made = mounting.mount(mounting.MountSettings(**given), helper)
+        made = mounting.mount(MountSettings(**given), helper)
     if as_json:
         outcome.print_json(made)
     else:
@@ -90,7 +92,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     if not agent_client.stands_by(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
     from bootseer.cli.image import outcome
-    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.run import run_image
 
     outcome.write_events_to(given.get("events_dir", ""))
@@ -135,12 +137,13 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
     from bootseer.errors import StoreUnavailableError
     from bootseer.fuse.serve import daemon
     from bootseer.imageprefetch.mount import mount as mounting
+    from bootseer.imageprefetch.mount.settings import encode_settings
 
     place = ["--runtime", settings.runtime] if settings.runtime else []
     readable, writable = os.pipe()
     with open(readable, "rb") as told:
         try:
-            asked = [*agent_client.MOUNTING, mounting.encoded(settings), *place]
+            asked = [*agent_client.MOUNTING, encode_settings(settings), *place]
             code = agent_client.ask(asked, output=writable)
         finally:
             os.close(writable)

@@ -112,10 +112,10 @@ def command(
     if push:
         _build(ref, workload, cache, plain_http)
     else:
-        from bootseer.imageprefetch.hotset import local_hotsets
+        from bootseer.imageprefetch.hotset import local_packer
 
         where = {"plain_http": plain_http or None}
-        local_hotsets.offer_recorded(ref, done.digest, workload, place(cache), **where)
+        local_packer.start_recorded(ref, done.digest, workload, place(cache), **where)
         named = f" --workload {workload}" if workload else ""
         click.echo(
             "bootseer: mounts on this node replay it in a moment; publish it for others with "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # loaded when they are needed: replay comes first
     from bootseer.imageprefetch.filemode.file_trace_store import Keeper
     from bootseer.imageprefetch.filemode.process_follower import Following
     from bootseer.imageprefetch.filemode.replay import Replayed
-    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+    from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
 POLL_S = 0.2
 WINDOW_S = 120.0
@@ -144,11 +144,11 @@ def _record(start: _Start, image: str, trace: FileTrace | None, replayed: Replay
 
 
 def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
-    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+    from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
     if not isinstance(writer, Writer):
         return None
-    return FirstStepWatch(os.path.dirname(writer.path), began_ns)
+    return FirstStepWatch.begin(os.path.dirname(writer.path), began_ns)
 
 
 def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed | None) -> bool:

@@ -10,7 +10,7 @@ from types import TracebackType
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
 from bootseer.imageprefetch.filemode.recorder import WINDOW_S, Recording
 from bootseer.imageprefetch.filemode.threads import start_deaf
-from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
 POLL_S = 0.1
 SAMPLE_EVERY = 3
@@ -31,7 +31,7 @@ class CommandRecording:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recording, self._window_s, self._clock = recording, window_s, clock
-        self._watch = FirstStepWatch(events_dir) if events_dir else None
+        self._watch = FirstStepWatch.begin(events_dir) if events_dir else None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="files", daemon=True)
         self.ended_by = "command"

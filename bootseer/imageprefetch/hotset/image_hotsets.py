@@ -19,7 +19,7 @@ from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.carry_over import Carried, carry
 from bootseer.imageprefetch.hotset.store import HotSets, ImageParts, Made
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
 from bootseer.storage.oci.repository import Progress, Repository, open_repository
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 BLOCKS = "blocks"  # the node cache, below the cache directory
 CACHE_LIMIT_BYTES = 64 << 30
-HOT_SETS = "hotsets"  # folder of an image, beside `traces`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Image:
     repository: Repository
     subject: Descriptor
     parts: ImageParts
-    local: LocalStore
+    local: ImageCache
 
     @property
     def digest(self) -> str:
@@ -58,7 +57,7 @@ class Image:
     @property
     def hot_sets(self) -> HotSets:
         """The hot sets that were made for it on this node."""
-        return HotSets(f"{self.local.folder_of(self.digest)}/{HOT_SETS}")
+        return HotSets(self.local.hot_set_folder(self.digest))
 
     def trace(self, workload: str = "") -> Trace | None:
         """This node's trace of a workload merged with the published one, if there are any.
@@ -162,13 +161,13 @@ def open_image(
             raise NotFoundError(
                 f"{ref} has no block image yet; run `bootseer image build {ref}` first"
             )
-        local = LocalStore(cache)
+        local = ImageCache(cache)
         parts = _parts(repository, local, subject, block)
         yield Image(ref, repository, subject, parts, local)
 
 
 def _parts(
-    repository: Repository, local: LocalStore, subject: Descriptor, block: Descriptor
+    repository: Repository, local: ImageCache, subject: Descriptor, block: Descriptor
 ) -> ImageParts:
     manifest = block_image_repo.manifest_of(repository, block.digest)
     found = [_layer(manifest, kind) for kind in (artifact.META, artifact.TABLE, artifact.FILES)]

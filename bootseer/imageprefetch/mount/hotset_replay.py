@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from
 from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import local_hotsets
 from bootseer.imageprefetch.hotset.image_hotsets import open_image
-from bootseer.imageprefetch.image_cache import KeptFrames, LocalStore
+from bootseer.imageprefetch.image_cache import CachedFrames, ImageCache
 from bootseer.imageprefetch.mount.readahead_notices import announce
 from bootseer.imageprefetch.mount.server_registry import (
     Server,
@@ -40,7 +40,7 @@ from bootseer.storage.oci.repository import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.mount.settings import MountSettings
 
 THREADS = 8
 _PR_SET_NAME = 15
@@ -139,7 +139,7 @@ def _gone(settings: MountSettings) -> NotFoundError:
 
 def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str]:
     """The best hot set there is for a mount: its index, its workload and its digest."""
-    local = LocalStore(settings.cache)
+    local = ImageCache(settings.cache)
     own = local_hotsets.find(local, server.digest, settings.workload, server.block_image)
     chosen = None
     fault: BootseerError | None = None
@@ -158,7 +158,7 @@ def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str
     except BootseerError as error:  # what is here needs no registry
         fault = error
     if own is not None:
-        with KeptFrames(own.path, own.pack) as frames:
+        with CachedFrames(own.path, own.pack) as frames:
             boot = block_image_repo.boot_of(frames.boot(own.pack), own.pack)
         return boot.index(), settings.workload, own.pack.digest
     raise fault or NotFoundError(

@@ -27,8 +27,8 @@ from bootseer.fuse.mount import mount_point
 from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.light_dataclasses import dataclass
-from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -42,75 +42,9 @@ START_LIMIT_S = 180.0
 END_LIMIT_S = 10.0
 LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
 TRIES = 5  # of a bind mount whose source goes away meanwhile
-WINDOW_S = 120.0
 _LOOK_S = 1.0
 _POLL_S = 0.005
 _DROP_POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountSettings:
-    """One mount of the image `ref` at `directory`, which is there.
-
-    "" for `cache` and `runtime` are this node's usual places. Blocks there have at most
-    `cache_limit_bytes`, all else that is kept of images `kept_limit_bytes`. With `fill`, what the
-    start did not read follows once it is over, or nobody has read for a while, at
-    `fill_rate_bytes_s` at most (0 = any). With `record`, what programs read until the first step
-    (told in `events_dir`) or for `record_window_s` is merged into the workload's trace, in the
-    folder `traces` ("": the image's own in the cache). A read that gets no bytes for `deadline_s`
-    fails. All that the registry is asked before the mount takes `look_s` at most, and longer only
-    while answers keep coming; it is counted from `look_begun_s` of the monotonic clock, or (0) from
-    its first request. `loop` mounts over loop devices (None: where the kernel needs
-    them); `hot` replays the hot set.
-    Where the file `not_begun` is there when the image is unmounted, nothing began: then what was
-    read is recorded no more.
-    With `nosuid` neither setuid programs nor devices of the image work at `directory`. An image
-    of another platform than this machine's is refused, unless that was seen to (`platform_known`).
-    """
-
-    ref: str
-    directory: str
-    workload: str = ""
-    cache: str = ""
-    cache_limit_bytes: int = 64 << 30
-    kept_limit_bytes: int = 16 << 30
-    runtime: str = ""
-    fill: bool = True
-    fill_rate_bytes_s: int = 64 << 20
-    record: bool = True
-    record_window_s: float = WINDOW_S
-    traces: str = ""
-    events_dir: str = ""
-    options: StoreOptions = DEFAULTS
-    plain_http: bool | None = None
-    deadline_s: float = 60.0
-    look_s: float = 120.0
-    look_begun_s: float = 0.0
-    memory_bytes: int = 128 << 20
-    loop: bool | None = None
-    hot: bool = True
-    nosuid: bool = False
-    share: bool = True
-    log_file: str = ""
-    not_begun: str = ""
-    platform_known: bool = False
-
-
-def encoded(settings: MountSettings) -> str:
-    """Settings as text, for a process that mounts in this one's place."""
-    import json
-
-    return json.dumps(dataclasses.asdict(settings))
-
-
-def decoded(text: str | bytes) -> MountSettings:
-    """What `encoded` was given."""
-    import json
-
-    found = json.loads(text)
-    options = found.pop("options")
-    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
-    return MountSettings(**found, options=StoreOptions(**{**options, **lists}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.serve.data_file import ImageFront
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.mount import container_folders, server_registry
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, Story
 from bootseer.imageprefetch.mount.readahead_notices import Announced
-from bootseer.imageprefetch.record.server_recording import Noting
+from bootseer.imageprefetch.record.start_recording import ServerRecording
 from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
 from bootseer.storage import wait_reports
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bootseer.blockimage.serve.opened_image import BlockImage
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.trace.trace_file import Trace
-    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.mount.settings import MountSettings
 
 
 ASKED_S = 5.0
@@ -61,16 +61,20 @@ class Worker:
         self.front = Front(self, released=_end, failed=self._read_failed)
         self.front.announced = Announced(state.folder).covers
         before = state.server
-        self._noting = Noting(
-            settings,
-            os.path.join(state.folder, server_registry.TOUCHES),
+        self._recording = ServerRecording(
             self.front,
+            os.path.join(state.folder, server_registry.TOUCHES),
             self._data_key,
+            wanted=settings.record,
+            workload=settings.workload,
+            window_s=settings.record_window_s,
+            events_dir=settings.events_dir,
+            not_begun=settings.not_begun,
         )
         if before is not None and not before.sealed:  # readers wait for our answers already
             self.front.size(before.data_bytes)
             self.front.adopt(before.handle)
-            self._noting.resume(before.data_bytes)
+            self._recording.resume(before.data_bytes)
         body = self._bring_up if before is None else lambda: self._take_over(before)
         threading.Thread(target=self._guarded, args=(body,), name="image-up", daemon=True).start()
 
@@ -80,7 +84,7 @@ class Worker:
         try:
             body()
         except BaseException as error:  # a border: the caller hears why, and this server ends
-            self._noting.drop()
+            self._recording.drop()
             self._story.not_mounted(error)
             self._answer(packed(error))
             self._story.fault("mount", str(error))
@@ -103,7 +107,7 @@ class Worker:
         settings = self._settings
         return Resolver(
             settings.ref,
-            LocalStore(settings.cache),
+            ImageCache(settings.cache),
             workload=settings.workload,
             options=settings.options,
             plain_http=settings.plain_http,
@@ -158,7 +162,7 @@ class Worker:
             )
             state.tell(told)
             if not complete:
-                self._noting.begin(opened.image.data_bytes)  # before anybody can read
+                self._recording.begin(opened.image.data_bytes)  # before anybody can read
             try:
                 self._hand_over(self._about(digest, told, opened), told)
             except BaseException:  # before anybody else can share it
@@ -229,7 +233,7 @@ class Worker:
             return
         opened = self._opened = self._reopened(before)
         if opened is None:  # unmounted meanwhile
-            self._noting.drop()
+            self._recording.drop()
             return
         server = self._make_server(opened)
         server.adopt(before.loop, before.bdis)
@@ -271,7 +275,7 @@ class Worker:
         from bootseer.blocks.settings import DEFAULTS as FETCH
 
         settings = self._settings
-        lock = LocalStore(settings.cache).fill_lock(digest)
+        lock = ImageCache(settings.cache).fill_lock(digest)
         fill = FillSettings(rate_bytes_s=settings.fill_rate_bytes_s, lock=lock)
         fetch = dataclasses.replace(
             FETCH,
@@ -289,22 +293,22 @@ class Worker:
 
     def _go_on(self, target: str, digest: str, opened: Opened) -> None:
         """All that the mount did not need: bytes, then recording, then what is kept."""
-        folder = self._settings.traces or LocalStore(self._settings.cache).trace_folder(digest)
+        folder = self._settings.traces or ImageCache(self._settings.cache).trace_folder(digest)
         cold = not opened.hot_set or not self._settings.hot
         if self._complete is not None:
             self._complete.begin(target)
         elif self._server is not None:
-            self._server.begin(target, recorded=self._noting.active)
-            if not self._noting.active:
+            self._server.begin(target, recorded=self._recording.is_active)
+            if not self._recording.is_active:
                 self._end_start_later(self._server)
-        self._noting.run(folder, cold=cold, ended=self._recorded)
+        self._recording.run(folder, cold=cold, ended=self._recorded)
         threading.Thread(target=self._watch_mounts, name="image-mounts", daemon=True).start()
         try:
             opened.keep()
         except BootseerError as error:
             self._story.fault("keep", f"the image cannot be mounted again offline: {error}")
         settings = self._settings
-        LocalStore(settings.cache).expire(
+        ImageCache(settings.cache).expire(
             [digest, *(server.digest for server in server_registry.known(settings.runtime))],
             limit_bytes=settings.kept_limit_bytes,
             unused=lambda other: server_registry.unused(settings.runtime, other),
@@ -321,7 +325,7 @@ class Worker:
         told = self._state.server
         if told is None or not server_registry.until_unmounted(told, self._has_ended):
             return
-        self._noting.close()
+        self._recording.close()
         self._state.leave()
         if told.sealed:  # whoever else has the image needs nobody
             _end()
@@ -341,7 +345,7 @@ class Worker:
         self._story.read_failed(offset, error, came)
         opened = self._opened
         if isinstance(error, CorruptDataError) and opened is not None:
-            LocalStore(self._settings.cache).condemn(opened.digest, opened.block_image)
+            ImageCache(self._settings.cache).condemn(opened.digest, opened.block_image)
 
     # --- telling -------------------------------------------------------------------------
 
@@ -377,9 +381,24 @@ class Worker:
             self._story.reads(server, opened.fetched_bytes)
             server.start_is_over()
             if merged is not None and self._settings.hot and not opened.published:
-                from bootseer.imageprefetch.hotset import local_hotsets
+                self._pack(opened, merged)
 
-                local_hotsets.offer(self._settings, opened, merged)
+    def _pack(self, opened: Opened, merged: Trace) -> None:
+        """Have a trace that was recorded for this node packed for its next mount."""
+        from bootseer.imageprefetch.hotset import local_packer
+
+        settings = self._settings
+        if not settings.traces:
+            job = local_packer.PackJob(
+                ref=settings.ref,
+                digest=opened.digest,
+                block_image=opened.block_image,
+                workload=settings.workload,
+                cache=settings.cache,
+                cache_limit_bytes=settings.cache_limit_bytes,
+                plain_http=settings.plain_http,
+            )
+            local_packer.start_if_due(job, merged)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -392,7 +411,7 @@ class Worker:
         # Nobody asked for this end where the supervisor died: then what needs us not stays.
         if told is not None and not (told.sealed and told.supervisor != os.getppid()):
             server_registry.unmount_all(told)
-        self._noting.close()
+        self._recording.close()
         if self._server is not None:
             if self._opened is not None:
                 self._story.reads(self._server, self._opened.fetched_bytes)
@@ -445,7 +464,7 @@ def _import_the_rest() -> None:
     from bootseer.blockimage.serve import background_fill, page_cache_warmer
     from bootseer.blocks.cache import node_cache, sealed_objects
     from bootseer.blocks.fetch import fetcher
-    from bootseer.imageprefetch.hotset import local_hotsets
+    from bootseer.imageprefetch.hotset import local_packer
     from bootseer.imageprefetch.record import trace_store
     from bootseer.storage.oci import layout_repository, registry_repository
 
@@ -455,7 +474,7 @@ def _import_the_rest() -> None:
         node_cache,
         fetcher,
         sealed_objects,
-        local_hotsets,
+        local_packer,
         trace_store,
         layout_repository,
         registry_repository,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.cache.sealed_objects import Sealed
-    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.resolve.resolver import Opened
 
 
@@ -64,7 +64,7 @@ def _must_record(settings: MountSettings, digest: str, opened: Opened) -> bool:
         return False
     from bootseer.imageprefetch.record.trace_store import TraceStore
 
-    store = TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest))
+    store = TraceStore(settings.traces or ImageCache(settings.cache).trace_folder(digest))
     try:
         known = store.load(settings.workload)
     except CorruptDataError:

@@ -175,7 +175,7 @@ class _Helper:
         if self._keep_config_in is None and not tells:
             return
         from bootseer.errors import BootseerError
-        from bootseer.imageprefetch.image_cache import LocalStore
+        from bootseer.imageprefetch.image_cache import ImageCache
         from bootseer.imageprefetch.run.image_config import LIMIT_BYTES, fetch_and_keep
 
         try:
@@ -183,7 +183,7 @@ class _Helper:
                 raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
                 self._say(CONFIG, manifest.config.digest, raw)
             elif self._keep_config_in is not None:
-                fetch_and_keep(repository, descriptor, manifest, LocalStore(self._keep_config_in))
+                fetch_and_keep(repository, descriptor, manifest, ImageCache(self._keep_config_in))
         except (BootseerError, OSError):
             pass  # who needs it fetches it
 

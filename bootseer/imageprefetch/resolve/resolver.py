@@ -41,11 +41,11 @@ from bootseer.imageprefetch.block_image_repo import (
     unpacked,
 )
 from bootseer.imageprefetch.image_cache import (
-    KeepingFrames,
-    KeptFrames,
+    CachedFrames,
+    CachingFrames,
+    ImageCache,
     KeptImage,
     KeptPack,
-    LocalStore,
 )
 from bootseer.imageprefetch.mount.server_registry import SPARE_META
 from bootseer.imageprefetch.resolve.deadline import BoundedRepository, FirstLook
@@ -103,7 +103,7 @@ class Resolver:
     def __init__(
         self,
         ref: str,
-        local: LocalStore,
+        local: ImageCache,
         *,
         workload: str = "",
         options: StoreOptions = DEFAULTS,
@@ -335,7 +335,7 @@ class Resolver:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
         path = self._local.path(digest, "pack", pack.digest)
         with contextlib.suppress(OSError, CorruptDataError):
-            kept = KeptFrames(path, pack)
+            kept = CachedFrames(path, pack)
             try:
                 boot = boot_of(kept.boot(pack), pack)
                 return self._booted(digest, parts, boot, pack, kept, hot.workload)
@@ -350,7 +350,7 @@ class Resolver:
             stored = self.look.read(stream, pack.boot_length, what, whole=False)
             self._fetched_bytes += len(stored)
             boot = boot_of(stored, pack)
-            frames = KeepingFrames(stream, path, bytes(stored), pack)
+            frames = CachingFrames(stream, path, bytes(stored), pack)
             stack.callback(frames.close)
             opened = self._booted(digest, parts, boot, pack, frames, hot.workload)
             stack.pop_all()
@@ -404,7 +404,7 @@ class Resolver:
         path = self._local.path(digest, "meta", kept.meta)
         for place, pack in self._packs_here(digest, kept):
             with contextlib.suppress(OSError, CorruptDataError):
-                frames = KeptFrames(place, pack)
+                frames = CachedFrames(place, pack)
                 boot = boot_of(frames.boot(pack), pack)
                 return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
         return self._opened(digest, kept, path, table)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from bootseer.errors import BootseerError, CorruptDataError
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.image_cache import LocalStore
+    from bootseer.imageprefetch.image_cache import ImageCache
     from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
     from bootseer.storage.oci.repository import RepositoryReader
 
 KIND = "config"
-"""The kind of file, as `LocalStore` has kinds, of an image's manifest and config."""
+"""The kind of file, as `ImageCache` has kinds, of an image's manifest and config."""
 LIMIT_BYTES = 8 << 20
 
 
-def kept(digest: str, local: LocalStore) -> bytes | None:
+def kept(digest: str, local: ImageCache) -> bytes | None:
     """The config of the image with this digest, if this node keeps it."""
     from bootseer.storage.oci.manifest import Manifest, parse_manifest
 
@@ -58,7 +58,7 @@ def check_machine(raw: bytes, ref: str) -> None:
 
 
 def fetch_and_keep(
-    repository: RepositoryReader, image: Descriptor, manifest: Manifest, local: LocalStore
+    repository: RepositoryReader, image: Descriptor, manifest: Manifest, local: ImageCache
 ) -> bytes:
     """The config of an image by its manifest, checked. Raises what the repository raises."""
     raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)

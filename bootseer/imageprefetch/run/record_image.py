@@ -12,10 +12,11 @@ from bootseer.blocks.trace.recorder import WINDOW_S
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.config.loading import default_cache, default_runtime
 from bootseer.errors import UsageError
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.mount import mount
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
-from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.mount.settings import MountSettings
+from bootseer.imageprefetch.record.first_step import FirstStepWatch
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.imageprefetch.run import container, temporary_mounts
 from bootseer.imageprefetch.run import image_config as image_config_file
@@ -107,7 +108,7 @@ def record(settings: RecordSettings, complain: Callable[[str], None] | None = No
         start = TraceStore(traces).load(settings.workload)
         if failed or start is None:
             return Recorded(mounted.digest, code, failed, None, None)
-        store = TraceStore(LocalStore(cache).trace_folder(mounted.digest))
+        store = TraceStore(ImageCache(cache).trace_folder(mounted.digest))
         return Recorded(mounted.digest, code, failed, start, store.add(start))
 
 
@@ -123,7 +124,7 @@ class _Recorded:
     """Whether the recording of a start that begins now is over."""
 
     def __init__(self, events: str, window_s: float) -> None:
-        self._watch, self._end_s = FirstStepWatch(events), time.monotonic() + window_s
+        self._watch, self._end_s = FirstStepWatch.begin(events), time.monotonic() + window_s
         self._over = False
 
     def __call__(self) -> bool:

@@ -17,13 +17,14 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch.mount import mount as mounting
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
+from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import podman_options, temporary_mounts
 from bootseer.imageprefetch.run.podman_options import EVENTS_INSIDE
 from bootseer.storage.oci.reference import parse_reference
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.image_cache import LocalStore
+    from bootseer.imageprefetch.image_cache import ImageCache
     from bootseer.imageprefetch.run.container import ImageConfig
 
 
@@ -219,10 +220,10 @@ def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
 
     The first look at the registry, of which this is the last part, began at `begun_s`.
     """
-    from bootseer.imageprefetch.image_cache import LocalStore
+    from bootseer.imageprefetch.image_cache import ImageCache
     from bootseer.imageprefetch.run import container, image_config
 
-    local = LocalStore(os.path.abspath(mount.cache or default_cache()))
+    local = ImageCache(os.path.abspath(mount.cache or default_cache()))
     raw = image_config.kept(digest, local)
     if raw is None:
         raw = _fetched_config(mount, digest, local, begun_s)
@@ -230,7 +231,7 @@ def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
     return container.parse_config(raw)
 
 
-def _fetched_config(mount: MountSettings, digest: str, local: LocalStore, begun_s: float) -> bytes:
+def _fetched_config(mount: MountSettings, digest: str, local: ImageCache, begun_s: float) -> bytes:
     from bootseer.imageprefetch.resolve.deadline import BoundedRepository, FirstLook
     from bootseer.imageprefetch.run import image_config
     from bootseer.storage.oci.repository import open_repository

@@ -12,10 +12,11 @@ from bootseer.errors import AccessDeniedError, BootseerError, BusyError, Corrupt
 from bootseer.fuse.mount.mount_point import find_mount, unmount
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.snapshotter import layer_unpacker
 from bootseer.imageprefetch.snapshotter.mount_helper import Helper
 from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ class BlockImageMounter:
         return Image(descriptor.digest, reference, layers)
 
     def check(self, reference: str) -> None:
-        from bootseer.storage.oci.reference import parse_reference
-
         place, only = parse_reference(reference).place, self._settings.only
         if only and not any(f"{place}/".startswith(f"{prefix.rstrip('/')}/") for prefix in only):
             raise AccessDeniedError(
@@ -91,10 +90,9 @@ class BlockImageMounter:
             for field in dataclasses.fields(self._settings)
             if field.name not in ("only", "options")
         }
-        name = _by_digest(image)
         self._helper.mount(
             MountSettings(
-                ref=name,
+                ref=parse_reference(image.reference).pinned(image.digest),
                 directory=directory,
                 options=self._hurried,
                 platform_known=True,  # which one it wants is containerd's to say
@@ -151,13 +149,4 @@ def answers(directory: str, runtime_dir: str) -> bool:
 
 
 def _version(reference: str) -> str:
-    from bootseer.storage.oci.reference import parse_reference
-
     return parse_reference(reference).version
-
-
-def _by_digest(image: Image) -> str:
-    """The image's name by its digest, so that a tag which moves meanwhile changes nothing."""
-    from bootseer.storage.oci.reference import parse_reference
-
-    return f"{parse_reference(image.reference).place}@{image.digest}"

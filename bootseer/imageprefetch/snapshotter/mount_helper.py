@@ -19,7 +19,8 @@ from typing import Any
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.mount.mount import START_LIMIT_S, MountSettings, encoded
+from bootseer.imageprefetch.mount.mount import START_LIMIT_S
+from bootseer.imageprefetch.mount.settings import MountSettings, decode_settings, encode_settings
 from bootseer.system.interpreter import command_for
 from bootseer.system.readiness import readable
 
@@ -52,7 +53,7 @@ class Helper:
 
     def mount(self, settings: MountSettings) -> dict[str, Any]:
         """Mount; what was mounted as `mounting.Mounted` has it. Raises as `mounting.mount`."""
-        request = encoded(settings).encode()
+        request = encode_settings(settings).encode()
         for _ in range(_TRIES):
             told, tell = os.pipe()
             try:
@@ -149,7 +150,7 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
         try:
-            answer = dataclasses.asdict(mounting.mount(mounting.decoded(request)))
+            answer = dataclasses.asdict(mounting.mount(decode_settings(request)))
         except BaseException as error:  # the border: this child ends here, who asked hears why
             answer = daemon.packed(error)
         os.write(fd, json.dumps(answer).encode() + b"\n")
