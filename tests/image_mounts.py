@@ -28,7 +28,7 @@ from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.storage.oci.manifest import (
     OCI_CONFIG,
@@ -226,10 +226,10 @@ class Mounts:
         }
         return MountSettings(ref=ref, **given)
 
-    def mount(self, ref: str, **options: Any) -> Mounted:
+    def mount(self, ref: str, **options: Any) -> MountedImage:
         return mounting.mount(self.settings(ref, **options))
 
-    def umount(self, mounted: Mounted | str, **options: Any) -> None:
+    def umount(self, mounted: MountedImage | str, **options: Any) -> None:
         directory = mounted if isinstance(mounted, str) else mounted.directory
         mounting.umount(directory, runtime_dir=str(self.runtime), **options)
 

@@ -44,7 +44,7 @@ def there(store: ImageCache) -> list[bool]:
 def test_the_least_recently_mounted_go_first(store: ImageCache) -> None:
     store.expire(limit_bytes=5 * SIZE)
     assert there(store) == [True] * 4
-    store.used(DIGESTS[0])
+    store.mark_used(DIGESTS[0])
     store.expire(limit_bytes=int(2.5 * SIZE))
     assert there(store) == [True, False, False, True]
     assert sorted(os.listdir(store.folder_of(DIGESTS[1]))) == ["hotsets", "traces"]
@@ -68,9 +68,9 @@ def test_what_is_mounted_or_being_mounted_stays(store: ImageCache, tmp_path: Pat
         return server_registry.unused(str(tmp_path / "run"), digest)
 
     with server_registry.bringing_up(str(tmp_path / "run"), DIGESTS[1]):
-        store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)
+        store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)
     assert there(store) == [True, True, False, False]
-    store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)
+    store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)
     assert there(store) == [True, False, False, False]
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(store: ImageCache) -> None:
             raise PermissionError
         yield True
 
-    store.expire(limit_bytes=int(1.5 * SIZE), unused=broken)
+    store.expire(limit_bytes=int(1.5 * SIZE), lock_unused=broken)
     assert there(store) == [True, False, False, False]
 
 

@@ -54,7 +54,7 @@ def image(own: Any, tmp_path: Path) -> Published:
     return publish(ref, FILES, tmp_path / "image", hot={"": HOT})
 
 
-def read(mounted: mount.Mounted, path: str) -> bytes:
+def read(mounted: mount.MountedImage, path: str) -> bytes:
     return (Path(mounted.directory) / path).read_bytes()
 
 

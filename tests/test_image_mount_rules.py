@@ -281,7 +281,7 @@ def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> N
         store.keep_image(digest, KeptImage("x", "x", 1, digest, digest))
         os.makedirs(store.trace_folder(digest))
         os.utime(os.path.join(store.folder_of(digest), "image.json"), (1.6e9, 1.6e9))
-    store.used(used)
+    store.mark_used(used)
     store.expire([mounted])
     assert os.listdir(store.folder_of(old)) == ["traces"]
     assert len(os.listdir(store.folder_of(used))) == 4

@@ -22,7 +22,7 @@ def test_a_long_file_of_faults_is_cut_and_followed_on(
     log = FaultLog(str(path))
     log.write("old", "of long ago")
     heard: list[str] = []
-    with server_log.following(str(tmp_path), "a:1", heard.append):
+    with server_log.follow_faults(str(tmp_path), "a:1", heard.append):
         log.write("first", "x" * 100)
         until(lambda: heard, "the first one")
         written = 0
@@ -38,7 +38,7 @@ def test_a_long_file_of_faults_is_cut_and_followed_on(
 def test_the_last_words_of_a_server_whose_folder_is_gone_are_heard(tmp_path: Path) -> None:
     log = FaultLog(str(tmp_path / server_registry.FAULTS))
     heard: list[str] = []
-    with server_log.following(str(tmp_path), "a:1", heard.append):
+    with server_log.follow_faults(str(tmp_path), "a:1", heard.append):
         log.write("last", "the end")
         (tmp_path / server_registry.FAULTS).unlink()
     assert heard == ["a:1: the end"]
@@ -51,7 +51,7 @@ def test_without_a_folder_nothing_is_followed(
     monkeypatch.chdir(tmp_path)
     log = FaultLog(server_registry.FAULTS)
     heard: list[str] = []
-    with server_log.following("", "a:1", heard.append):
+    with server_log.follow_faults("", "a:1", heard.append):
         log.write("wrong", "not ours")
     assert heard == []
 
@@ -59,7 +59,7 @@ def test_without_a_folder_nothing_is_followed(
 def test_a_fifo_instead_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / server_registry.FAULTS)
     heard: list[str] = []
-    with server_log.following(str(tmp_path), "a:1", heard.append):
+    with server_log.follow_faults(str(tmp_path), "a:1", heard.append):
         pass
     assert heard == []
 

@@ -29,7 +29,7 @@ MODULES = (
     "bootseer.cli.image.umount",
     "bootseer.imageprefetch.mount.mount",
     "bootseer.imageprefetch.mount.serverless_choice",
-    "bootseer.imageprefetch.run.image_config",
+    "bootseer.storage.oci.config",
     "bootseer.imageprefetch.mount.interrupts",
     "bootseer.imageprefetch.hotset.local_packer",
     "bootseer.imageprefetch.run.temporary_mounts",

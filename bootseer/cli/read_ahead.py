@@ -98,11 +98,10 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/settings
     bootseer/imageprefetch/mount/mount bootseer/imageprefetch/mount/interrupts
-    bootseer/imageprefetch/run/__init__ lib-dynload/mmap bootseer/fuse/operations
-    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
-    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
-    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
+    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
+    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/system/proc_files bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
@@ -121,7 +120,7 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/record/start_recording bootseer/blockimage/hotset_manifest
     bootseer/blockimage/serve/opened_image bootseer/storage/bounded_calls
     bootseer/imageprefetch/resolve/__init__ bootseer/imageprefetch/resolve/deadline
-    bootseer/imageprefetch/block_image_repo bootseer/imageprefetch/run/image_config
+    bootseer/imageprefetch/block_image_repo bootseer/storage/oci/config
     bootseer/imageprefetch/resolve/resolver bootseer/imageprefetch/mount/mount_events
     bootseer/imageprefetch/mount/mount_worker
     bootseer/imageprefetch/resolve/helped_repository

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from bootseer.imageprefetch.mount.mount import Mounted
+    from bootseer.imageprefetch.mount.mount import MountedImage
     from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.storage.options import StoreOptions
 
@@ -71,12 +71,12 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     helper = _helper(given, given["directory"]) if helped else None
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount import mount as mounting
-    from bootseer.imageprefetch.mount.interrupts import ending
+    from bootseer.imageprefetch.mount.interrupts import exit_on_signals
     from bootseer.imageprefetch.mount.settings import MountSettings
 
     as_json = given.pop("as_json")
     outcome.write_events_to(given.get("events_dir", ""))
-    with ending():
+    with exit_on_signals():
         made = mounting.mount(MountSettings(**given), helper)
     if as_json:
         outcome.print_json(made)
@@ -106,7 +106,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     try:
         return run_image.run(
             settings,
-            outcome.tell_way,
+            outcome.report_plan,
             lambda wanted: _mounted(wanted, helper),
             outcome.complain,
         )
@@ -115,7 +115,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
             helper.close()
 
 
-def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
+def _mounted(settings: MountSettings, helper: socket | None) -> MountedImage:
     """Have the node's agent mount, which has all imported that it takes; else do it here."""
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.run import run_image
@@ -130,7 +130,7 @@ def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
         gc.enable()  # the container may run for weeks
 
 
-def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
+def _mounted_by_agent(settings: MountSettings) -> MountedImage | None:
     """What the agent mounted; None where there is none."""
     import json
 
@@ -155,7 +155,7 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
     answer = json.loads(line)
     if "error" in answer:
         raise daemon.unpacked(answer)
-    return mounting.Mounted(**{**answer, "notes": tuple(answer["notes"])})
+    return mounting.MountedImage(**{**answer, "notes": tuple(answer["notes"])})
 
 
 def _helper(

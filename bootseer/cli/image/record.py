@@ -82,10 +82,10 @@ def command(
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
     from bootseer.cli.image.outcome import complain
-    from bootseer.imageprefetch.run import podman_options
+    from bootseer.imageprefetch.run import podman
     from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
-    podman_options.check_platform(of_platform(platform), instead="; record it on such a machine")
+    podman.check_platform(of_platform(platform), instead="; record it on such a machine")
     options, words = _parted(options, words_behind(context))
     done = record(
         RecordSettings(

@@ -174,7 +174,7 @@ def _parts(
     meta, table, files = found
 
     def blob(kind: str, one: Descriptor, limit_bytes: int) -> bytes:
-        kept = local.has(subject.digest, kind, one.digest)
+        kept = local.read(subject.digest, kind, one.digest)
         if kept is not None:
             return kept
         data = repository.blob(one, limit_bytes=limit_bytes)

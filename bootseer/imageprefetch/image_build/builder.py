@@ -30,13 +30,12 @@ from bootseer.errors import (
 )
 from bootseer.imageprefetch.image_build.flatten import LIMITS, Flattener, Limits
 from bootseer.imageprefetch.image_build.image_sources import (
-    CONFIG_BYTES,
     ArchiveLayers,
     Layers,
     RepositoryLayers,
-    diff_ids_of,
     same_tree,
 )
+from bootseer.storage.oci import config
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:
@@ -164,11 +163,10 @@ class _Ears:
 
 def _check_platform(repository: Repository, manifest: Manifest, wanted: Platform, ref: str) -> None:
     """An image that no index names is taken whatever it is for: its config says so alone."""
-    from bootseer.imageprefetch.run import image_config
     from bootseer.storage.oci.platforms import check_platform
 
-    raw = repository.blob(manifest.config, limit_bytes=image_config.LIMIT_BYTES)
-    offered = image_config.platform_of(raw)
+    raw = repository.blob(manifest.config, limit_bytes=config.LIMIT_BYTES)
+    offered = config.platform_of(raw)
     if offered is not None:
         check_platform(offered, wanted, ref)
 
@@ -322,8 +320,8 @@ class _Job:
             self._ears.progress,
             limit_bytes=self._settings.limits.unpacked_bytes,
         )
-        config = self._repository.blob(self._manifest.config, limit_bytes=CONFIG_BYTES)
-        same_tree(layers.diff_ids, diff_ids_of(config), f"{ref} and {self._settings.to}")
+        raw = self._repository.blob(self._manifest.config, limit_bytes=config.LIMIT_BYTES)
+        same_tree(layers.diff_ids, config.diff_ids_of(raw), f"{ref} and {self._settings.to}")
         return layers
 
 

@@ -13,9 +13,9 @@ from typing import IO, Any, BinaryIO, cast
 
 from bootseer.errors import CorruptDataError, NotFoundError, UsageError, from_os_error
 from bootseer.imageprefetch.image_build.layer_reader import unpacked
+from bootseer.storage.oci.config import LIMIT_BYTES
 
 _MANIFEST_BYTES = 4 << 20
-_CONFIG_BYTES = 16 << 20
 _MAX_MEMBERS = 100_000
 _HEADER_BYTES = 1 << 20  # of one member's pax records or long name
 _HEADERS_BYTES = 96 << 20  # of all members
@@ -46,7 +46,7 @@ class Archive:
         config, layers = entry.get("Config"), entry.get("Layers")
         if not isinstance(config, str) or not isinstance(layers, list):
             raise CorruptDataError(f"{self.given} does not say what its image is made of")
-        return self._read(config, _CONFIG_BYTES), [self._place(layer) for layer in layers]
+        return self._read(config, LIMIT_BYTES), [self._place(layer) for layer in layers]
 
     def _entry(self, name: str) -> dict[str, Any]:
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError, from_os_error
 from bootseer.imageprefetch.image_build.layer_reader import Readable, ahead, unpacked
 from bootseer.imageprefetch.image_build.layer_spool import LayerSpool
+from bootseer.storage.oci.config import LIMIT_BYTES, MAX_LAYERS, diff_ids_of
 from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Progress, Repository
 
 _PIECE_BYTES = 1 << 20
-CONFIG_BYTES = 16 << 20
-MAX_LAYERS = 1000
 _LOOKED_AT_BYTES = 1 << 30  # of a layer that makes no sense: was it damaged on its way?
 _MOST_BEHIND_BYTES = 64 << 20  # tar programs pad by 10 KiB
 
@@ -106,7 +105,7 @@ class RepositoryLayers(_Closing):
             raise CorruptDataError(f"the image has more than {MAX_LAYERS} layers")
         for layer in self._layers:
             _check_kind(layer)
-        self.diff_ids = diff_ids_of(repository.blob(manifest.config, limit_bytes=CONFIG_BYTES))
+        self.diff_ids = diff_ids_of(repository.blob(manifest.config, limit_bytes=LIMIT_BYTES))
         if len(self.diff_ids) != len(self._layers):
             raise CorruptDataError("the image's config lists other layers than its manifest")
         self.size_bytes = sum(layer.size_bytes for layer in self._layers)
@@ -227,21 +226,6 @@ def _check_kind(layer: Descriptor) -> None:
         raise NotSupportedError(
             f"a layer is {kind[:200] or 'of no kind'}, which is no readable tar file"
         )
-
-
-def diff_ids_of(config: bytes) -> tuple[str, ...]:
-    """The digests of an image's unpacked layers, of its config."""
-    from bootseer.storage.oci.manifest import parse_object
-    from bootseer.storage.oci.reference import DIGEST
-
-    rootfs = parse_object(config, "the image's config").get("rootfs")
-    listed = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
-        raise CorruptDataError("the image's config does not list its layers")
-    for digest in listed:
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise CorruptDataError("the image's config lists a layer without a digest")
-    return tuple(listed)
 
 
 class ArchiveLayers(_Closing):

@@ -158,7 +158,7 @@ def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str
     except BootseerError as error:  # what is here needs no registry
         fault = error
     if own is not None:
-        with CachedFrames(own.path, own.pack) as frames:
+        with CachedFrames.open(own.path, own.pack) as frames:
             boot = block_image_repo.boot_of(frames.boot(own.pack), own.pack)
         return boot.index(), settings.workload, own.pack.digest
     raise fault or NotFoundError(

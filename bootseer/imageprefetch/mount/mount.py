@@ -48,7 +48,7 @@ _DROP_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Mounted:
+class MountedImage:
     """A tree that is there. `shared`: another mount of this node already served the image.
 
     `hot_set` is the digest of the pack being replayed, "" for none; `complete`: all of the image
@@ -73,7 +73,7 @@ def mount(
     settings: MountSettings,
     helper: socket | None = None,
     meanwhile: Callable[[], None] | None = None,
-) -> Mounted:
+) -> MountedImage:
     """Mount, and leave the server running in the background; returns once the tree is there.
 
     Raises NotFoundError for an image without a block image, UsageError for a name that is none,
@@ -96,7 +96,7 @@ def mount(
 
 def _mount(
     settings: MountSettings, helper: socket | None, meanwhile: Callable[[], None] | None
-) -> Mounted:
+) -> MountedImage:
     for _ in range(TRIES):
         state = server_registry.State(settings.runtime)
         try:
@@ -127,13 +127,13 @@ def _mount(
     )
 
 
-def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
+def _mounted(settings: MountSettings, answer: dict[str, Any]) -> MountedImage | None:
     """What came of a server's answer; None when its mount is gone again."""
     about = dict(answer["mounted"])
     if about["shared"] and not _shown(settings, server_registry.Server(**answer["server"])):
         return None
     about["notes"] = tuple(about["notes"])
-    return Mounted(directory=settings.directory, **about)
+    return MountedImage(directory=settings.directory, **about)
 
 
 def _shown(settings: MountSettings, server: server_registry.Server) -> bool:

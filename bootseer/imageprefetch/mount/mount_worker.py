@@ -311,7 +311,7 @@ class Worker:
         ImageCache(settings.cache).expire(
             [digest, *(server.digest for server in server_registry.known(settings.runtime))],
             limit_bytes=settings.kept_limit_bytes,
-            unused=lambda other: server_registry.unused(settings.runtime, other),
+            lock_unused=lambda other: server_registry.unused(settings.runtime, other),
         )
 
     def _end_start_later(self, server: ImageServer) -> None:

@@ -176,14 +176,15 @@ class _Helper:
             return
         from bootseer.errors import BootseerError
         from bootseer.imageprefetch.image_cache import ImageCache
-        from bootseer.imageprefetch.run.image_config import LIMIT_BYTES, fetch_and_keep
+        from bootseer.storage.oci.config import LIMIT_BYTES
 
         try:
             if tells:
                 raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
                 self._say(CONFIG, manifest.config.digest, raw)
             elif self._keep_config_in is not None:
-                fetch_and_keep(repository, descriptor, manifest, ImageCache(self._keep_config_in))
+                cache = ImageCache(self._keep_config_in)
+                cache.fetch_config(repository, descriptor, manifest)
         except (BootseerError, OSError):
             pass  # who needs it fetches it
 

@@ -191,7 +191,7 @@ class Resolver:
 
         `block_image`: no other than this one, though there be a newer.
         """
-        self._local.used(digest)  # before anything of it is read: who expires must see it
+        self._local.mark_used(digest)  # before anything of it is read: who expires must see it
         if not self._offline:
             try:
                 return self._from_registry(digest, block_image)
@@ -261,17 +261,15 @@ class Resolver:
         return Asked(self._config)
 
     def _config(self) -> bytes:
-        from bootseer.imageprefetch.run import image_config
-
         assert self._alone is not None
         image, manifest = self._alone
-        raw = image_config.kept(image.digest, self._local)
+        raw = self._local.config(image.digest)
         if raw is not None:
             return raw
         # A look of its own: where this one is given up, the mount's goes on.
         look = FirstLook(self._ref, CONFIG_LOOK_S, lambda: None)
         repository = BoundedRepository(self._own_repository, look)
-        return image_config.fetch_and_keep(repository, image, manifest, self._local)
+        return self._local.fetch_config(repository, image, manifest)
 
     def _config_in_time(self, config: Asked[bytes] | None) -> bytes | None:
         """The config, where it comes about as soon as all else; no mount depends on it."""
@@ -295,12 +293,12 @@ class Resolver:
 
             check_alone(platform, self._ref)
             return
-        from bootseer.imageprefetch.run import image_config
+        from bootseer.storage.oci.config import check_platform_of
 
         raw = self._config_in_time(config)
         if raw is not None:
             with contextlib.suppress(CorruptDataError):  # it says nothing, then
-                image_config.check_machine(raw, self._ref)
+                check_platform_of(raw, self._ref)
 
     def _chosen(
         self, listed: Sequence[Descriptor], digest: str, block_image: str
@@ -335,7 +333,7 @@ class Resolver:
         pack = KeptPack(hot.pack.digest, hot.pack.size_bytes, hot.boot_length, hot.boot_digest)
         path = self._local.path(digest, "pack", pack.digest)
         with contextlib.suppress(OSError, CorruptDataError):
-            kept = CachedFrames(path, pack)
+            kept = CachedFrames.open(path, pack)
             try:
                 boot = boot_of(kept.boot(pack), pack)
                 return self._booted(digest, parts, boot, pack, kept, hot.workload)
@@ -350,7 +348,7 @@ class Resolver:
             stored = self.look.read(stream, pack.boot_length, what, whole=False)
             self._fetched_bytes += len(stored)
             boot = boot_of(stored, pack)
-            frames = CachingFrames(stream, path, bytes(stored), pack)
+            frames = CachingFrames.begin(stream, path, bytes(stored), pack)
             stack.callback(frames.close)
             opened = self._booted(digest, parts, boot, pack, frames, hot.workload)
             stack.pop_all()
@@ -397,14 +395,14 @@ class Resolver:
     # --- from this node --------------------------------------------------------------------
 
     def _from_here(self, digest: str, kept: KeptImage) -> Opened:
-        meta = self._local.has(digest, "meta", kept.meta)
-        table = self._local.has(digest, "table", kept.table)
+        meta = self._local.read(digest, "meta", kept.meta)
+        table = self._local.read(digest, "table", kept.table)
         if meta is None or table is None:
             raise CorruptDataError(f"what this node keeps of {self._ref} is damaged; fetch it")
         path = self._local.path(digest, "meta", kept.meta)
         for place, pack in self._packs_here(digest, kept):
             with contextlib.suppress(OSError, CorruptDataError):
-                frames = CachedFrames(place, pack)
+                frames = CachedFrames.open(place, pack)
                 boot = boot_of(frames.boot(pack), pack)
                 return self._opened(digest, kept, path, table, boot=boot, pack=pack, frames=frames)
         return self._opened(digest, kept, path, table)
@@ -426,7 +424,7 @@ class Resolver:
     def _meta_file(self, digest: str, meta: str, data: bytes | memoryview) -> str:
         path = self._local.path(digest, "meta", meta)
         try:
-            if os.stat(path).st_size == len(data) and self._local.has(digest, "meta", meta):
+            if os.stat(path).st_size == len(data) and self._local.read(digest, "meta", meta):
                 return path
         except OSError:
             pass
@@ -508,9 +506,9 @@ class Resolver:
         packs = dict(before.packs) if before and before.block_image == kept.block_image else {}
         kept = dataclasses.replace(kept, packs={**packs, **fetched})
         if not self._offline:
-            if local.has(digest, "table", kept.table) is None:
+            if local.read(digest, "table", kept.table) is None:
                 local.keep(digest, "table", kept.table, table)
             local.keep_image(digest, kept)
             local.pin(self.reference.name, digest)
-        local.used(digest)
+        local.mark_used(digest)
         local.clean(digest, kept)

@@ -1,6 +1,7 @@
-"""Following what the server of an image tells while a container runs on the image.
+"""Reporting the faults of an image's server to those whose containers run on the image.
 
-Whoever's mount the server was begun by: all containers of an image on a node share one.
+All containers of an image on a node share one server, whichever mount started it; it writes its
+faults to a file (`mount_events.FaultLog`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
-    """Pass on, once a kind, what the server with the folder `state` tells from now on of `ref`.
+def follow_faults(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
+    """Report each kind of fault that the server with the folder `state` meets within the block.
 
     An agent of an earlier version names no folder ("").
     """
@@ -35,22 +36,22 @@ def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator
 
 
 class LogFollower:
-    """Passes on each kind of fault that a server's file of faults gains, as one of the image `ref`.
+    """Reports each kind of fault that is added to a server's file of faults, for the image `ref`.
 
-    What the file held before `start` is of other containers' time, or was reported with the mount:
-    a fault that goes on is told again. Nothing here raises: what cannot be read says nothing.
+    What the file holds before `start` is about other containers, or was reported with the mount; a
+    fault that lasts is written again. Nothing raises: a file that cannot be read has no faults.
     """
 
     def __init__(self, path: str, ref: str, complain: Callable[[str], None]) -> None:
         self._path, self._ref, self._complain = path, ref, complain
         self._fd, self._at, self._rest = -1, 0, b""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="image-log", daemon=True)
 
     def start(self) -> None:
         """Follow the file from its present end."""
-        try:  # held open: it goes with its server, whose last words count
+        try:  # held open: the server removes it at its end, and its last lines count
             self._fd = open_to_read(self._path)
             self._at = os.fstat(self._fd).st_size
         except OSError:
@@ -58,7 +59,7 @@ class LogFollower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Pass on what is there still, and end."""
+        """Report what was added since the last look, and end."""
         self._over.set()
         self._thread.join()
         if self._fd >= 0:
@@ -74,7 +75,7 @@ class LogFollower:
             return
         try:
             size = os.fstat(self._fd).st_size
-            if size < self._at:  # it was cut, being long
+            if size < self._at:  # the server cut it because it was long
                 self._at, self._rest = 0, b""
             data = os.pread(self._fd, size - self._at, self._at)
         except OSError:
@@ -82,13 +83,13 @@ class LogFollower:
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._pass_on(line)
+            self._report(line)
 
-    def _pass_on(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> None:
         try:
             kind, text = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             return
-        if isinstance(kind, str) and kind not in self._said:
-            self._said.add(kind)
+        if isinstance(kind, str) and kind not in self._reported:
+            self._reported.add(kind)
             self._complain(f"{self._ref}: {text}")

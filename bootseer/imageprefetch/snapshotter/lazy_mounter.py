@@ -16,6 +16,7 @@ from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.snapshotter import layer_unpacker
 from bootseer.imageprefetch.snapshotter.mount_helper import Helper
 from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.storage.oci.config import LIMIT_BYTES, diff_ids_of
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
@@ -107,11 +108,9 @@ class BlockImageMounter:
         return answers(directory, self._runtime)
 
     def unpack(self, image: Image, layers: int, directory: str) -> None:
-        from bootseer.imageprefetch.image_build.image_sources import CONFIG_BYTES, diff_ids_of
-
         with self._repository(image.reference, self._settings.options) as repository:
             config = repository.image(image.digest)[1].config
-            diff_ids = diff_ids_of(repository.blob(config, limit_bytes=CONFIG_BYTES))
+            diff_ids = diff_ids_of(repository.blob(config, limit_bytes=LIMIT_BYTES))
             if len(diff_ids) != len(image.layers):
                 raise CorruptDataError(f"the config of {image.digest} lists other layers")
             opened = [

@@ -52,7 +52,7 @@ class Helper:
         return self._process.pid if self._process is not None else 0
 
     def mount(self, settings: MountSettings) -> dict[str, Any]:
-        """Mount; what was mounted as `mounting.Mounted` has it. Raises as `mounting.mount`."""
+        """Mount; what was mounted as `mounting.MountedImage` has it. Raises as `mounting.mount`."""
         request = encode_settings(settings).encode()
         for _ in range(_TRIES):
             told, tell = os.pipe()
