@@ -122,12 +122,12 @@ def test_a_look_ends_in_time_at_whichever_request_the_registry_fails(
     link = None
     if helped:
         link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
-    resolver = Resolver(
+    resolver = Resolver.begin(
         ref,
         ImageCache(str(tmp_path)),
         options=StoreOptions(retry_s=0.0),
         look_s=60,
-        scratch=str(tmp_path),
+        spare_meta=str(tmp_path / "metadata"),
         note=print,
         helper=link,
     )
@@ -196,8 +196,12 @@ def test_no_mount_depends_on_the_config_of_an_image_alone(
     link = None
     if helped:
         link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
-    resolver = Resolver(
-        ref, ImageCache(str(tmp_path)), scratch=str(tmp_path), note=print, helper=link
+    resolver = Resolver.begin(
+        ref,
+        ImageCache(str(tmp_path)),
+        spare_meta=str(tmp_path / "metadata"),
+        note=print,
+        helper=link,
     )
     opened = resolver.open(resolver.digest())
     assert bad.struck.is_set()

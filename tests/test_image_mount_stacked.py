@@ -20,7 +20,7 @@ from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.cli.image import outcome
 from bootseer.errors import BootseerError, NotFoundError, UsageError
 from bootseer.imageprefetch.mount import mount, server_registry
-from bootseer.imageprefetch.mount.hotset_replay import replay_beside
+from bootseer.imageprefetch.mount.hotset_replay import replay_through
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -67,7 +67,7 @@ def test_a_tree_below_another_one_is_not_shared(
     served = mounts.server()
     mounts.mount(other.ref, directory=below.directory)
     with pytest.raises(NotFoundError):  # nor is anything of that other one read ahead
-        replay_beside(mounts.settings(image.ref), served, lambda: False)
+        replay_through(mounts.settings(image.ref), served, lambda: False)
     again = mounts.mount(image.ref)
     assert not again.shared
     assert tree_of(again.directory) == FILES

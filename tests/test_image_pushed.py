@@ -15,8 +15,13 @@ from bootseer.blockimage import hotset_manifest
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import store
-from bootseer.imageprefetch.hotset.image_hotsets import Image, fetching, open_image, with_carried
-from bootseer.imageprefetch.hotset.store import Made
+from bootseer.imageprefetch.hotset.image_hotsets import (
+    RecordedImage,
+    add_carried,
+    open_fetcher,
+    open_image,
+)
+from bootseer.imageprefetch.hotset.store import BuiltHotSet
 from bootseer.storage.oci.manifest import (
     OCI_MANIFEST,
     Descriptor,
@@ -48,7 +53,7 @@ class Node:
         with open_image(self.ref, self.cache) as image:
             image.traces.add(self._trace(image, pages))
 
-    def _trace(self, image: Image, pages: tuple[int, ...]) -> Trace:
+    def _trace(self, image: RecordedImage, pages: tuple[int, ...]) -> Trace:
         touched = tuple(Touched(page * PAGE, PAGE, 100 * n, 1) for n, page in enumerate(pages))
         source = image.parts.source
         return Trace(source.key, source.size_bytes, "", 1, touched)
@@ -58,7 +63,7 @@ class Node:
         with open_image(self.ref, self.cache, push=True) as image:
             own, trace = image.own_trace(), image.trace()
             assert trace is not None
-            with fetching(self.cache) as fetcher:
+            with open_fetcher(self.cache) as fetcher:
                 made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, level=1, own=own)
             if push:
                 image.publish(made)
@@ -69,7 +74,7 @@ class Node:
             for page in range(e.offset, e.offset + e.length, PAGE)
         }
 
-    def push(self) -> Made:
+    def push(self) -> BuiltHotSet:
         with open_image(self.ref, self.cache, push=True) as image:
             made = image.hot_sets.load()
             assert made is not None
@@ -77,7 +82,7 @@ class Node:
 
     def published(self) -> list[tuple[Descriptor, hotset_manifest.HotSet]]:
         with open_image(self.ref, self.cache) as image:
-            return store.published(image.repository, image.digest)
+            return store.list_published(image.repository, image.digest)
 
 
 def test_a_start_counts_once_however_often_its_node_pushes(
@@ -154,9 +159,9 @@ def test_what_was_carried_over_counts_once(image: Published, tmp_path: Path) -> 
     with open_image(image.ref, node.cache) as opened:
         carried = opened.own_trace()
         assert carried is not None
-    known = with_carried(None, carried)
-    assert with_carried(known, carried).starts == 1
-    assert with_carried(dataclasses.replace(known, extents=()), carried).starts == 2
+    known = add_carried(None, carried)
+    assert add_carried(known, carried).starts == 1
+    assert add_carried(dataclasses.replace(known, extents=()), carried).starts == 2
 
 
 def shifted(days: float) -> str:
@@ -211,7 +216,8 @@ def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
 def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
     """The repository is a fake that only tells what the list leaves out."""
     blocks = sorted(
-        (of_kind(block_image_repo.ARTIFACT, bytes([n])) for n in range(3)), key=lambda b: b.digest
+        (of_kind(block_image_repo.BLOCK_IMAGE, bytes([n])) for n in range(3)),
+        key=lambda b: b.digest,
     )
     told = {hotset_manifest.BLOCK_IMAGE: blocks[2].digest, hotset_manifest.WORKLOAD: "train"}
     hot = dataclasses.replace(of_kind(hotset_manifest.ARTIFACT, b"hot"), annotations=told)
@@ -222,11 +228,11 @@ def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
 
     listed = dataclasses.replace(hot, annotations={}, artifact_type="") if bare else hot
     for some in itertools.permutations([*blocks, listed]):
-        found = block_image_repo.block_image_of(Telling(), some)  # type: ignore[arg-type]
+        found = block_image_repo.find_block_image(Telling(), some)  # type: ignore[arg-type]
         assert found == blocks[2]
     for some in itertools.permutations(blocks):
-        assert block_image_repo.block_image_of(Telling(), some) == blocks[0]  # type: ignore[arg-type]
-    assert block_image_repo.block_image_of(Telling(), [listed]) is None  # type: ignore[arg-type]
+        assert block_image_repo.find_block_image(Telling(), some) == blocks[0]  # type: ignore[arg-type]
+    assert block_image_repo.find_block_image(Telling(), [listed]) is None  # type: ignore[arg-type]
 
 
 def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_path: Path) -> None:
@@ -235,7 +241,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
     node.build()
     for number in range(3):  # of which some have lower digests
         with open_repository(image.ref, push=True)[0] as repository:
-            listed = repository.referrers(image.digest, block_image_repo.ARTIFACT)
+            listed = repository.referrers(image.digest, block_image_repo.BLOCK_IMAGE)
             first = repository.manifest(listed[0])
             assert isinstance(first, Manifest)
             assert first.subject is not None
@@ -243,7 +249,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
                 config=first.config,
                 layers=first.layers,
                 subject=first.subject,
-                artifact_type=block_image_repo.ARTIFACT,
+                artifact_type=block_image_repo.BLOCK_IMAGE,
                 annotations={"made": f"by another zstd, {number}"},
             )
             repository.push_manifest(again, OCI_MANIFEST)

@@ -151,11 +151,11 @@ def _variable(given: str) -> tuple[str, str]:
 def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.cli.image.hotset.build import publish
     from bootseer.imageprefetch.hotset import store
-    from bootseer.imageprefetch.hotset.image_hotsets import fetching
+    from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher
 
     with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
         own, trace = image.own_trace(workload), image.trace(workload)
         assert trace is not None  # it was recorded just now
-        with fetching(place(cache)) as fetcher:
+        with open_fetcher(place(cache)) as fetcher:
             made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
         publish(image, made)

@@ -124,7 +124,7 @@ def pack(job: PackJob) -> bool:
     Raises what the registry and the cache raise.
     """
     from bootseer.imageprefetch.hotset import store
-    from bootseer.imageprefetch.hotset.image_hotsets import fetching, open_image
+    from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher, open_image
     from bootseer.imageprefetch.record.trace_store import TraceStore
 
     with _lock_folder(job.folder) as is_alone:
@@ -138,7 +138,7 @@ def pack(job: PackJob) -> bool:
             sets = store.HotSets(job.folder)
             for leftover in sets.folder.glob("*/.*"):  # of a packer that was killed
                 leftover.unlink(missing_ok=True)
-            with fetching(job.cache, job.cache_limit_bytes) as fetcher:
+            with open_fetcher(job.cache, job.cache_limit_bytes) as fetcher:
                 store.pack(sets, image.parts, trace, fetcher, level=LEVEL)
     return True
 

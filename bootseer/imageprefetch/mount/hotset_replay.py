@@ -1,10 +1,14 @@
-"""A hot set read ahead through a tree that is there already: `image replay`, and further mounts."""
+"""Reading a hot set ahead through a mounted tree: for `image replay`, and for further mounts.
+
+A server replays the hot set of the mount that started it from the pack. A further mount of the
+image, which shares the server, may be of another workload, and its hot set is read through the
+file system. `image replay` does the same in any tree, mounted by us or unpacked.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import hotset_manifest
-from bootseer.blockimage.pack_format import Frame, Index, parse_boot
+from bootseer.blockimage.pack_format import Frame, Index
 from bootseer.blockimage.pack_writer import owners, warm_of
 from bootseer.blockimage.serve.data_file import WARMING
 from bootseer.blockimage.serve.page_cache_warmer import (
@@ -23,8 +27,8 @@ from bootseer.blockimage.serve.page_cache_warmer import (
 )
 from bootseer.blocks.extents import Extent
 from bootseer.config.loading import default_cache, default_runtime
-from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, from_os_error
-from bootseer.imageprefetch import block_image_repo
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.imageprefetch.block_image_repo import check_boot, find_block_image
 from bootseer.imageprefetch.hotset import local_hotsets
 from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.image_cache import CachedFrames, ImageCache
@@ -47,8 +51,8 @@ _PR_SET_NAME = 15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Replayed:
-    """What was asked to be read ahead. `workload` is the hot set's, which may be the default."""
+class ReplayResult:
+    """What was read ahead. `workload` is the hot set's, which may be the default one."""
 
     workload: str
     hot_set: str
@@ -66,61 +70,63 @@ def replay(
     runtime_dir: str = "",
     options: StoreOptions = DEFAULTS,
     plain_http: bool | None = None,
-) -> Replayed:
-    """Have the kernel read a workload's hot set ahead in the tree at `directory`, in order.
+) -> ReplayResult:
+    """Read a workload's hot set ahead, in order, in the tree at `directory`.
 
-    `directory` is the image `ref`, mounted by us (its server tells of itself in `runtime_dir`) or
-    unpacked by anybody. Returns when all of it is there. Raises NotFoundError when the image has no
-    hot set.
+    `directory` has the image `ref`, mounted by us (servers are registered in `runtime_dir`) or
+    unpacked by other means. Returns when everything has been read. Raises NotFoundError when the
+    image has no hot set.
     """
     repository, reference = open_repository(ref, options, plain_http=plain_http)
     with repository:
         subject, _ = repository.image(reference.version)
-        digest, hot = _chosen(repository, subject.digest, ref, workload)
-        index = _index(repository, hot)
+        digest, hot = _choose(repository, subject.digest, ref, workload)
+        index = _fetch_index(repository, hot)
     for server in known(runtime_dir or default_runtime()):
         if server.block_image == hot.block_image:
             announce(server, _ranges(index))
     if index.fetch and not index.frames:
-        index = _by_files(index, ref, cache, options, plain_http)
+        index = _index_by_files(index, ref, cache, options, plain_http)
     try:
         root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise from_os_error(error, f"open the tree {directory}") from error
     _warm(root, index, threads)
-    return _told(hot.workload, digest, index)
+    return _result(hot.workload, digest, index)
 
 
-def replay_while_mounted(settings: MountSettings, server: Server) -> Replayed | None:
-    """`replay_beside` that ends when the image is unmounted; None when nothing is known yet."""
-    gone, done = threading.Event(), threading.Event()
+def replay_while_mounted(settings: MountSettings, server: Server) -> ReplayResult | None:
+    """As `replay_through`, until the image is unmounted; None where it has no hot set."""
+    unmounted, done = threading.Event(), threading.Event()
 
     def watch() -> None:
         until_unmounted(server, done.is_set)
-        gone.set()
+        unmounted.set()
 
     threading.Thread(target=watch, name="image-mounts", daemon=True).start()
     try:
-        return replay_beside(settings, server, gone.is_set)
+        return replay_through(settings, server, unmounted.is_set)
     except NotFoundError:
         return None
     finally:
         done.set()
 
 
-def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[], bool]) -> Replayed:
-    """Read the hot set of a further workload ahead, in an image that a server of this node serves.
+def replay_through(
+    settings: MountSettings, server: Server, stopped: Callable[[], bool]
+) -> ReplayResult:
+    """Read the hot set of a further mount's workload ahead, in an image that `server` serves.
 
-    What is published for it comes before what this node made for itself, and both before the
-    image's default hot set. Ends early when `stopped`; keeps nobody from unmounting the image.
-    Raises NotFoundError when there is none, or the image is mounted nowhere any more.
+    A published hot set of the workload comes before one that this node made for itself, and both
+    before the image's default hot set. Ends early when `stopped`; the image can be unmounted
+    meanwhile. Raises NotFoundError when there is none, or the image is not mounted any more.
     """
     if not whole_at(server):
-        raise _gone(settings)
+        raise _unmounted(settings)
     index, workload, digest = _index_for(settings, server)
     announce(server, _ranges(index))
     if index.fetch and not index.frames:
-        index = _by_files(
+        index = _index_by_files(
             index, settings.ref, settings.cache, settings.options, settings.plain_http
         )
     try:
@@ -128,65 +134,64 @@ def replay_beside(settings: MountSettings, server: Server, stopped: Callable[[],
     except OSError as error:
         raise from_os_error(error, f"open the tree of {settings.ref}") from error
     if root is None:
-        raise _gone(settings)
+        raise _unmounted(settings)
     _warm(root, index, THREADS, stopped)
-    return _told(workload, digest, index)
+    return _result(workload, digest, index)
 
 
-def _gone(settings: MountSettings) -> NotFoundError:
+def _unmounted(settings: MountSettings) -> NotFoundError:
     return NotFoundError(f"{settings.ref} is unmounted again, or covered; mount it anew")
 
 
 def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str]:
-    """The best hot set there is for a mount: its index, its workload and its digest."""
-    local = ImageCache(settings.cache)
-    own = local_hotsets.find(local, server.digest, settings.workload, server.block_image)
-    chosen = None
+    """The best hot set for a mount: its index, its workload and its digest."""
+    cache, workload = ImageCache(settings.cache), settings.workload
+    own = local_hotsets.find(cache, server.digest, workload, server.block_image)
     fault: BootseerError | None = None
     try:
         repository, _ = open_repository(
             settings.ref, settings.options, plain_http=settings.plain_http
         )
         with repository:
-            listed = repository.referrers(server.digest)
-            chosen = hotset_manifest.choose(
-                repository, listed, server.block_image, settings.workload
-            )
-            if chosen is not None and (own is None or chosen[1].workload == settings.workload):
-                index = _index(repository, chosen[1])
+            referrers = repository.referrers(server.digest)
+            chosen = hotset_manifest.choose(repository, referrers, server.block_image, workload)
+            if chosen is not None and (own is None or chosen[1].workload == workload):
+                index = _fetch_index(repository, chosen[1])
                 return index, chosen[1].workload, chosen[0].digest
-    except BootseerError as error:  # what is here needs no registry
+    except BootseerError as error:  # the node's own hot set needs no registry
         fault = error
     if own is not None:
         with CachedFrames.open(own.path, own.pack) as frames:
-            boot = block_image_repo.boot_of(frames.boot(own.pack), own.pack)
-        return boot.index(), settings.workload, own.pack.digest
+            boot = check_boot(frames.boot(own.pack), own.pack.boot_digest)
+        return boot.index(), workload, own.pack.digest
     raise fault or NotFoundError(
         f"{settings.ref} has no hot set of workload {settings.workload!r}; record it first"
     )
 
 
 def _ranges(index: Index) -> list[Extent]:
-    """All of the data that a hot set is made of."""
-    return [*index.fetch, *(one for frame in index.frames for one in frame.extents)]
+    """The ranges of the image's data that a hot set consists of."""
+    return [*index.fetch, *(extent for frame in index.frames for extent in frame.extents)]
 
 
-def _told(workload: str, digest: str, index: Index) -> Replayed:
-    warmed = [one for frame in index.frames for one in frame.warm]
-    return Replayed(
+def _result(workload: str, digest: str, index: Index) -> ReplayResult:
+    ranges = [range_ for frame in index.frames for range_ in frame.warm]
+    return ReplayResult(
         workload,
         digest,
-        len({one.path for one in warmed}),
-        sum(one.length for one in warmed),
+        len({range_.path for range_ in ranges}),
+        sum(range_.length for range_ in ranges),
     )
 
 
-def _chosen(
+def _choose(
     repository: Repository, image: str, ref: str, workload: str
 ) -> tuple[str, hotset_manifest.HotSet]:
-    listed = repository.referrers(image)
-    block = block_image_repo.block_image_of(repository, listed)
-    chosen = hotset_manifest.choose(repository, listed, block.digest, workload) if block else None
+    referrers = repository.referrers(image)
+    block = find_block_image(repository, referrers)
+    chosen = (
+        hotset_manifest.choose(repository, referrers, block.digest, workload) if block else None
+    )
     if chosen is None:
         raise NotFoundError(
             f"{ref} has no hot set; make one with `bootseer image record` and "
@@ -195,20 +200,18 @@ def _chosen(
     return chosen[0].digest, chosen[1]
 
 
-def _index(repository: Repository, hot: hotset_manifest.HotSet) -> Index:
+def _fetch_index(repository: Repository, hot: hotset_manifest.HotSet) -> Index:
     boot = bytearray(hot.boot_length)
     repository.store.read_range(hot.pack.digest, 0, boot)
-    if f"sha256:{hashlib.sha256(boot).hexdigest()}" != hot.boot_digest:
-        raise CorruptDataError("the pack's first bytes do not match their digest")
-    return parse_boot(boot).index()
+    return check_boot(boot, hot.boot_digest).index()
 
 
-def _by_files(
+def _index_by_files(
     index: Index, ref: str, cache: str, options: StoreOptions, plain_http: bool | None
 ) -> Index:
-    """A hot set that is most of its image names blocks alone: look up whose bytes they are."""
-    place = os.path.abspath(cache or default_cache())
-    with open_image(ref, place, options=options, plain_http=plain_http) as image:
+    """The index of a hot set that names only blocks, since it is most of its image, by files."""
+    cache = os.path.abspath(cache or default_cache())
+    with open_image(ref, cache, options=options, plain_http=plain_http) as image:
         paths: dict[bytes, int] = {}
         files = owners(image.parts.files, index.fetch)
         warm = warm_of(files.ranges(index.fetch), paths)
@@ -220,15 +223,15 @@ def _never() -> bool:
 
 
 def _warm(root: int, index: Index, threads: int, stopped: Callable[[], bool] = _never) -> None:
-    """Read all ranges ahead, in order and from several threads; returns when they are there.
+    """Read all ranges ahead, in order, in several threads; returns when they have arrived.
 
     Closes `root`.
     """
     windows = [
-        (index.paths[one.path], at, min(WINDOW_BYTES, one.offset + one.length - at))
+        (index.paths[range_.path], at, min(WINDOW_BYTES, range_.offset + range_.length - at))
         for frame in index.frames
-        for one in frame.warm
-        for at in range(one.offset, one.offset + one.length, WINDOW_BYTES)
+        for range_ in frame.warm
+        for at in range(range_.offset, range_.offset + range_.length, WINDOW_BYTES)
     ]
 
     def unless_stopped(
@@ -238,10 +241,10 @@ def _warm(root: int, index: Index, threads: int, stopped: Callable[[], bool] = _
 
     try:
         with ThreadPoolExecutor(threads, initializer=_named) as pool:
-            list(pool.map(unless_stopped(_ahead), windows))
-            # A thread must live until what it asked for has arrived, or a server of ours could
-            # not tell any more whose read that was.
-            list(pool.map(unless_stopped(_arrived), windows))
+            list(pool.map(unless_stopped(_read_ahead), windows))
+            # A thread must live until its bytes have arrived, or a server of ours could not tell
+            # whose read that was.
+            list(pool.map(unless_stopped(_await_arrival), windows))
     finally:
         os.close(root)
 
@@ -250,8 +253,8 @@ def _named() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, WARMING)
 
 
-def _ahead(root: int, path: bytes, offset: int, length: int) -> None:
-    # A file that is not as it was is read when somebody asks for it, as without us.
+def _read_ahead(root: int, path: bytes, offset: int, length: int) -> None:
+    # A file that has changed is read when a program asks for it.
     with contextlib.suppress(OSError):
         fd = open_regular_below(root, path)
         try:
@@ -260,7 +263,7 @@ def _ahead(root: int, path: bytes, offset: int, length: int) -> None:
             os.close(fd)
 
 
-def _arrived(root: int, path: bytes, offset: int, length: int) -> None:
+def _await_arrival(root: int, path: bytes, offset: int, length: int) -> None:
     with contextlib.suppress(OSError):
         fd = open_regular_below(root, path)
         try:

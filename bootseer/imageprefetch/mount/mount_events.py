@@ -15,8 +15,8 @@ from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableErr
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.image_server import ImageServer
-    from bootseer.imageprefetch.mount.hotset_replay import Replayed
-    from bootseer.imageprefetch.resolve.resolver import Opened
+    from bootseer.imageprefetch.mount.hotset_replay import ReplayResult
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage
 
 MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"
 
@@ -128,7 +128,9 @@ class Story:
         if span is not None:
             self._writer.end(span, name, status, {**self._about, **told})
 
-    def mounted(self, opened: Opened, *, hot: bool, loop: bool, complete: bool = False) -> None:
+    def mounted(
+        self, opened: ResolvedImage, *, hot: bool, loop: bool, complete: bool = False
+    ) -> None:
         """The tree is there."""
         lazy = "cache" if opened.offline else "lazy"
         told = {
@@ -160,7 +162,7 @@ class Story:
         # No span: it runs beside the start's own phases and is none of their time.
         self._writer.point(REPLAY, "ok", {**self._about, **told})
 
-    def warmed(self, replayed: Replayed) -> None:
+    def warmed(self, replayed: ReplayResult) -> None:
         """A further workload's hot set was read ahead through another mount's server."""
         told = {
             "bootseer.image.files": replayed.files,

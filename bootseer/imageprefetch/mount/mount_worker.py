@@ -19,7 +19,7 @@ from bootseer.imageprefetch.mount import container_folders, server_registry
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, Story
 from bootseer.imageprefetch.mount.readahead_notices import Announced
 from bootseer.imageprefetch.record.start_recording import ServerRecording
-from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
+from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 from bootseer.storage import wait_reports
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Worker:
         )
         self._server: ImageServer | None = None
         self._complete: CompleteImage | None = None  # instead of a server
-        self._opened: Opened | None = None
+        self._opened: ResolvedImage | None = None
         self._ended = threading.Event()
         self.front = Front(self, released=_end, failed=self._read_failed)
         self.front.announced = Announced(state.folder).covers
@@ -105,7 +105,7 @@ class Worker:
 
     def _resolver(self) -> Resolver:
         settings = self._settings
-        return Resolver(
+        return Resolver.begin(
             settings.ref,
             ImageCache(settings.cache),
             workload=settings.workload,
@@ -113,7 +113,7 @@ class Worker:
             plain_http=settings.plain_http,
             look_s=settings.look_s,
             look_begun_s=settings.look_begun_s,
-            scratch=self._state.folder,
+            spare_meta=os.path.join(self._state.folder, server_registry.SPARE_META),
             note=self._story.note,
             helper=self._helper,
             platform_known=settings.platform_known,
@@ -173,7 +173,7 @@ class Worker:
         self._story.mounted(opened, hot=hot, loop=told.loop, complete=complete)
         self._go_on(settings.directory, digest, opened)
 
-    def _mount(self, digest: str, opened: Opened) -> Erofs:
+    def _mount(self, digest: str, opened: ResolvedImage) -> Erofs:
         """Mount over what is here, where it is all of the image, else over our own front."""
         from bootseer.imageprefetch.mount import serverless_choice
 
@@ -242,7 +242,7 @@ class Worker:
             server.settings = dataclasses.replace(server.settings, warm=False)
         self._go_on(mounts[0] if mounts else "", before.digest, opened)
 
-    def _reopened(self, before: server_registry.Server) -> Opened | None:
+    def _reopened(self, before: server_registry.Server) -> ResolvedImage | None:
         from bootseer.imageprefetch.mount.takeover import reopened
 
         return reopened(
@@ -255,7 +255,7 @@ class Worker:
             say=self._story.fault,
         )
 
-    def _make_server(self, opened: Opened) -> ImageServer:
+    def _make_server(self, opened: ResolvedImage) -> ImageServer:
         from bootseer.blockimage.serve.image_server import ImageServer
 
         image = opened.image if self._settings.hot else _without_hot(opened)
@@ -291,7 +291,7 @@ class Worker:
             fill=fill if settings.fill else None,
         )
 
-    def _go_on(self, target: str, digest: str, opened: Opened) -> None:
+    def _go_on(self, target: str, digest: str, opened: ResolvedImage) -> None:
         """All that the mount did not need: bytes, then recording, then what is kept."""
         folder = self._settings.traces or ImageCache(self._settings.cache).trace_folder(digest)
         cold = not opened.hot_set or not self._settings.hot
@@ -350,7 +350,7 @@ class Worker:
     # --- telling -------------------------------------------------------------------------
 
     def _about(
-        self, digest: str, server: server_registry.Server, opened: Opened | None = None
+        self, digest: str, server: server_registry.Server, opened: ResolvedImage | None = None
     ) -> dict[str, Any]:
         return {
             "digest": digest,
@@ -383,7 +383,7 @@ class Worker:
             if merged is not None and self._settings.hot and not opened.published:
                 self._pack(opened, merged)
 
-    def _pack(self, opened: Opened, merged: Trace) -> None:
+    def _pack(self, opened: ResolvedImage, merged: Trace) -> None:
         """Have a trace that was recorded for this node packed for its next mount."""
         from bootseer.imageprefetch.hotset import local_packer
 
@@ -485,7 +485,7 @@ def _plain(server: server_registry.Server) -> dict[str, Any]:
     return dataclasses.asdict(server)
 
 
-def _without_hot(opened: Opened) -> BlockImage:
+def _without_hot(opened: ResolvedImage) -> BlockImage:
     frames = opened.image.frames
     if frames is not None:
         frames.close()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.cache.sealed_objects import Sealed
     from bootseer.imageprefetch.mount.settings import MountSettings
-    from bootseer.imageprefetch.resolve.resolver import Opened
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage
 
 
 def complete_of(
-    settings: MountSettings, digest: str, opened: Opened, say: Callable[[str, str], None]
+    settings: MountSettings, digest: str, opened: ResolvedImage, say: Callable[[str, str], None]
 ) -> CompleteImage | None:
     """What mounts the image so; None where it is to be served."""
     sealed = _sealed_of(settings, digest, opened)
@@ -35,7 +35,7 @@ def complete_of(
     return CompleteImage(image, sealed, loop=settings.loop, say=say)
 
 
-def _sealed_of(settings: MountSettings, digest: str, opened: Opened) -> Sealed | None:
+def _sealed_of(settings: MountSettings, digest: str, opened: ResolvedImage) -> Sealed | None:
     """The image's data, if all of it is here and sure, and the start need not be recorded."""
     blocks = os.path.join(settings.cache, "blocks")
     if not os.path.isdir(blocks):  # nothing is here: nothing is imported for it
@@ -55,7 +55,7 @@ def _sealed_of(settings: MountSettings, digest: str, opened: Opened) -> Sealed |
     return found
 
 
-def _must_record(settings: MountSettings, digest: str, opened: Opened) -> bool:
+def _must_record(settings: MountSettings, digest: str, opened: ResolvedImage) -> bool:
     """Whether this start may tell what nobody knows yet: nothing is replayed, nor was recorded.
 
     The kernel tells nobody what it reads. A start with a hot set could but add to a trace.

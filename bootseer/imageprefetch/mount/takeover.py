@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.data_file import ImageFront
-    from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0
 LOOK_S = 0.25  # between looks at who has waited too long
@@ -31,7 +31,7 @@ def reopened(
     deadline_s: float,
     ended: threading.Event,
     say: Callable[[str, str], None],
-) -> Opened | None:
+) -> ResolvedImage | None:
     """The very block image that is mounted, for another's bytes lie elsewhere; None when `ended`.
 
     Meanwhile reads of `front` that have waited for `deadline_s` fail.
