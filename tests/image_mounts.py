@@ -233,15 +233,15 @@ class Mounts:
         directory = mounted if isinstance(mounted, str) else mounted.directory
         mounting.umount(directory, runtime_dir=str(self.runtime), **options)
 
-    def server(self, index: int = 0) -> server_registry.Server:
-        return server_registry.servers(str(self.runtime))[index]
+    def server(self, index: int = 0) -> server_registry.ServerRecord:
+        return server_registry.list_servers(str(self.runtime))[index]
 
-    def worker(self, server: server_registry.Server) -> int:
+    def worker(self, server: server_registry.ServerRecord) -> int:
         """The process that serves."""
         children = Path(f"/proc/{server.supervisor}/task/{server.supervisor}/children")
         return int(children.read_text().split()[0])
 
-    def kill_worker(self, server: server_registry.Server) -> None:
+    def kill_worker(self, server: server_registry.ServerRecord) -> None:
         """Kill the process that serves, and wait until another one has taken its place."""
         killed = self.worker(server)
         os.kill(killed, signal.SIGKILL)
@@ -291,7 +291,7 @@ class Mounts:
             if time.monotonic() > end_s:
                 print(self.left(), self.log, *map(_about, self.processes()), sep="\n")
                 return False
-            server_registry.servers(str(self.runtime))
+            server_registry.list_servers(str(self.runtime))
             time.sleep(0.05)  # to look takes milliseconds of its own
         return True
 

@@ -376,4 +376,4 @@ def test_a_tree_lives_on_elsewhere_without_its_server(mounts: Mounts, image: Pub
         child.stdin.write(b"\n")
         child.stdin.flush()
         assert child.stdout.read() == FILES[path]
-    assert server_registry.servers(str(mounts.runtime)) == []
+    assert server_registry.list_servers(str(mounts.runtime)) == []

@@ -75,7 +75,7 @@ class Lab:
 
     def interrupted(self, what: str, number: signal.Signals) -> str:
         """Signal a command whose mount is coming up; what it said. Then nothing keeps the mount."""
-        with server_registry.bringing_up(str(self.mounts.runtime), self.image.digest):
+        with server_registry.lock_image(str(self.mounts.runtime), self.image.digest):
             child = self.start(what)
             until(lambda: len(self.mounts.processes()) >= SERVED)
             child.send_signal(number)

@@ -65,9 +65,9 @@ def test_what_is_mounted_or_being_mounted_stays(store: ImageCache, tmp_path: Pat
     os.mkdir(tmp_path / "run/images")
 
     def unused(digest: str) -> Any:
-        return server_registry.unused(str(tmp_path / "run"), digest)
+        return server_registry.lock_if_unused(str(tmp_path / "run"), digest)
 
-    with server_registry.bringing_up(str(tmp_path / "run"), DIGESTS[1]):
+    with server_registry.lock_image(str(tmp_path / "run"), DIGESTS[1]):
         store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)
     assert there(store) == [True, True, False, False]
     store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)

@@ -246,11 +246,11 @@ def test_a_server_that_is_just_being_born_is_not_taken_for_dead(
     def flock(fd: int, how: int) -> None:
         if not looked:
             looked.append(1)
-            server_registry.servers(str(tmp_path))  # another mount begins at this very moment
+            server_registry.list_servers(str(tmp_path))  # another mount begins at this very moment
         real(fd, how)
 
     monkeypatch.setattr(server_registry.fcntl, "flock", flock)
-    state = server_registry.State(str(tmp_path))
+    state = server_registry.ServerFolder.create(str(tmp_path))
     try:
         assert looked
         assert os.path.isdir(state.front)
@@ -267,7 +267,7 @@ def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None
     for folder in (young, old):
         (folder / server_registry.FRONT).mkdir(parents=True)
     os.utime(old, (1, 1))
-    assert server_registry.servers(str(tmp_path)) == []
+    assert server_registry.list_servers(str(tmp_path)) == []
     assert young.exists()
     assert not old.exists()
 

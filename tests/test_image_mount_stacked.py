@@ -56,7 +56,7 @@ def uncover(place: Path | str) -> None:
     assert ctypes.CDLL(None).umount2(os.fsencode(place), 8) == 0
 
 
-def ended(server: server_registry.Server) -> Callable[[], bool]:
+def ended(server: server_registry.ServerRecord) -> Callable[[], bool]:
     return lambda: not os.path.exists(f"/proc/{server.supervisor}/fd/0")
 
 
@@ -160,7 +160,7 @@ def test_a_server_that_dies_takes_nobody_elses_tree_away(
     with (Path(below.directory) / max(FILES)).open("rb", buffering=0) as file:
         mounts.mount(other.ref, directory=below.directory)
         os.kill(server.supervisor, signal.SIGKILL)
-        until(lambda: not server_registry.serves(server))
+        until(lambda: not server_registry.is_serving(server))
         # At once, while its worker may still be ending.
         again = mounts.mount(image.ref)
         assert not again.shared

@@ -232,7 +232,7 @@ def _mount(settings: str) -> int:
     from bootseer.imageprefetch.mount import mount
     from bootseer.imageprefetch.mount.settings import decode_settings
 
-    wanted = mount.absolute(decode_settings(settings))
+    wanted = mount.with_absolute_paths(decode_settings(settings))
     made = False
     try:
         try:

@@ -33,6 +33,8 @@ _MOST_BYTES = 1 << 20  # of a JSON file
 _IMAGE = "image.json"
 _FETCHED = ("meta", "table", "pack", "files")
 DEFAULT_NAME = "_default"  # file or folder of the workload ""; no other may have this name
+BLOCKS, IMAGES = "blocks", "images"
+"""The cache directory's folders of blocks (see `blocks.cache`) and of images."""
 _HOT_SETS, _OWN = "hotsets", "own"  # folders of an image
 _PACK_AGE_S = 24 * 3600.0
 LIMIT_BYTES = 16 << 30
@@ -74,7 +76,7 @@ class ImageCache:
     """The `images` folder of a node's cache. Reading never raises: damaged means not there."""
 
     def __init__(self, cache_dir: str) -> None:
-        self.folder = os.path.join(cache_dir, "images")
+        self.folder = os.path.join(cache_dir, IMAGES)
 
     def folder_of(self, digest: str) -> str:
         """The folder of one image."""

@@ -27,13 +27,12 @@ from bootseer.imageprefetch.block_image_repo import (
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.carry_over import CarriedTrace, carry
 from bootseer.imageprefetch.hotset.store import BuiltHotSet, HotSets, PackInput
-from bootseer.imageprefetch.image_cache import ImageCache
+from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
 from bootseer.storage.oci.repository import Progress, Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
-BLOCKS = "blocks"  # the node cache, below the cache directory
 CACHE_LIMIT_BYTES = 64 << 30
 
 

@@ -1,8 +1,8 @@
-"""Folders of commands that have an image mounted for themselves, and what killed ones leave there.
+"""Folders of commands that have an image mounted for themselves, and sweeping those of killed ones.
 
-`<runtime>/containers/<random>/` is one command's, locked as long as that lives: `tree` is what is
-mounted; all else there is the command's own. What a killed one left is swept by a server of this
-node's images, within a second or so, or by the next command.
+`<runtime>/containers/<random>/` belongs to one command and is locked as long as that lives: `tree`
+is the mount, everything else is the command's own. A folder that a killed command left is removed
+by a server of this node's images, within a second or so, or by the next command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER, TREE = "containers", "tree"
 
 
 def sweep(runtime: str) -> None:
-    """Unmount what killed ones left behind; containers that run on it keep what they have.
+    """Unmount and remove what killed commands left; containers that still run keep their trees.
 
     Does nothing while another process makes or sweeps such folders.
     """
@@ -29,31 +29,31 @@ def sweep(runtime: str) -> None:
 
 
 def sweep_locked(folder: str) -> None:
-    """As `sweep`, of a folder that the caller has locked."""
+    """As `sweep`, for a folder that the caller has locked."""
     for name in os.listdir(folder):
-        above = os.path.join(folder, name)
-        with contextlib.suppress(OSError), locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        own_folder = os.path.join(folder, name)
+        with contextlib.suppress(OSError), locked(own_folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             with contextlib.suppress(BootseerError):
-                unmount(os.path.join(above, TREE), lazily=True)
-            remove(above)
+                unmount(os.path.join(own_folder, TREE), lazily=True)
+            remove(own_folder)
 
 
-def remove(above: str) -> None:
-    """What is mounted still is swept another time."""
+def remove(own_folder: str) -> None:
+    """Remove a command's folder, unless its tree is still mounted: that is swept later."""
     try:
-        os.rmdir(os.path.join(above, TREE))
+        os.rmdir(os.path.join(own_folder, TREE))
     except FileNotFoundError:
         pass
     except OSError:
         return
-    import shutil  # milliseconds, which a start shall not wait for
+    import shutil  # takes milliseconds, which a start would wait for
 
-    shutil.rmtree(above, ignore_errors=True)
+    shutil.rmtree(own_folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def locked(path: str, how: int) -> Iterator[None]:
-    """The directory's lock: of one that was killed, anyone may have it."""
+    """Hold the lock of a directory; the kernel frees it with its process."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, how)

@@ -32,13 +32,13 @@ from bootseer.imageprefetch.block_image_repo import check_boot, find_block_image
 from bootseer.imageprefetch.hotset import local_hotsets
 from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.image_cache import CachedFrames, ImageCache
-from bootseer.imageprefetch.mount.readahead_notices import announce
+from bootseer.imageprefetch.mount.readahead_notices import announce_readahead
 from bootseer.imageprefetch.mount.server_registry import (
-    Server,
-    known,
-    open_whole,
-    until_unmounted,
-    whole_at,
+    ServerRecord,
+    await_unmount,
+    list_records,
+    open_whole_tree,
+    whole_paths,
 )
 from bootseer.storage.oci.repository import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
@@ -82,9 +82,9 @@ def replay(
         subject, _ = repository.image(reference.version)
         digest, hot = _choose(repository, subject.digest, ref, workload)
         index = _fetch_index(repository, hot)
-    for server in known(runtime_dir or default_runtime()):
+    for server in list_records(runtime_dir or default_runtime()):
         if server.block_image == hot.block_image:
-            announce(server, _ranges(index))
+            announce_readahead(server, _ranges(index))
     if index.fetch and not index.frames:
         index = _index_by_files(index, ref, cache, options, plain_http)
     try:
@@ -95,12 +95,12 @@ def replay(
     return _result(hot.workload, digest, index)
 
 
-def replay_while_mounted(settings: MountSettings, server: Server) -> ReplayResult | None:
+def replay_while_mounted(settings: MountSettings, server: ServerRecord) -> ReplayResult | None:
     """As `replay_through`, until the image is unmounted; None where it has no hot set."""
     unmounted, done = threading.Event(), threading.Event()
 
     def watch() -> None:
-        until_unmounted(server, done.is_set)
+        await_unmount(server, done.is_set)
         unmounted.set()
 
     threading.Thread(target=watch, name="image-mounts", daemon=True).start()
@@ -113,7 +113,7 @@ def replay_while_mounted(settings: MountSettings, server: Server) -> ReplayResul
 
 
 def replay_through(
-    settings: MountSettings, server: Server, stopped: Callable[[], bool]
+    settings: MountSettings, server: ServerRecord, stopped: Callable[[], bool]
 ) -> ReplayResult:
     """Read the hot set of a further mount's workload ahead, in an image that `server` serves.
 
@@ -121,16 +121,16 @@ def replay_through(
     before the image's default hot set. Ends early when `stopped`; the image can be unmounted
     meanwhile. Raises NotFoundError when there is none, or the image is not mounted any more.
     """
-    if not whole_at(server):
+    if not whole_paths(server):
         raise _unmounted(settings)
     index, workload, digest = _index_for(settings, server)
-    announce(server, _ranges(index))
+    announce_readahead(server, _ranges(index))
     if index.fetch and not index.frames:
         index = _index_by_files(
             index, settings.ref, settings.cache, settings.options, settings.plain_http
         )
     try:
-        root = open_whole(server, clone_mount)
+        root = open_whole_tree(server, clone_mount)
     except OSError as error:
         raise from_os_error(error, f"open the tree of {settings.ref}") from error
     if root is None:
@@ -143,7 +143,7 @@ def _unmounted(settings: MountSettings) -> NotFoundError:
     return NotFoundError(f"{settings.ref} is unmounted again, or covered; mount it anew")
 
 
-def _index_for(settings: MountSettings, server: Server) -> tuple[Index, str, str]:
+def _index_for(settings: MountSettings, server: ServerRecord) -> tuple[Index, str, str]:
     """The best hot set for a mount: its index, its workload and its digest."""
     cache, workload = ImageCache(settings.cache), settings.workload
     own = local_hotsets.find(cache, server.digest, workload, server.block_image)

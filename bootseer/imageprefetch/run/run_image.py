@@ -116,7 +116,7 @@ def _when_terminated(container: _Container) -> Callable[[], None]:
     if mounted is None or not mounted.state:
         return lambda: None
     tree = os.path.join(container.folder, TREE)
-    return functools.partial(server_registry.ask_to_end, mounted.state, tree)
+    return functools.partial(server_registry.note_end_request, mounted.state, tree)
 
 
 def _explain_end(
@@ -145,7 +145,7 @@ def _explain_end(
 def _lost_its_server(settings: RunSettings, folder: str, digest: str) -> bool:
     """Whether the tree in a container's folder is not served any more."""
     try:
-        servers = server_registry.known(
+        servers = server_registry.list_records(
             os.path.abspath(settings.mount.runtime or default_runtime())
         )
         shown = shown_at(all_mounts(), os.path.join(folder, TREE))
@@ -153,9 +153,9 @@ def _lost_its_server(settings: RunSettings, folder: str, digest: str) -> bool:
         return False
     if shown is None:  # its server unmounted it at the end, or another process did
         mine = [server for server in servers if server.digest == digest]
-        return not any(server.sealed or server_registry.lives(server) for server in mine)
-    server = next((one for one in servers if server_registry.is_of(one, shown)), None)
-    return server is not None and not server.sealed and not server_registry.lives(server)
+        return not any(server.sealed or server_registry.is_alive(server) for server in mine)
+    server = next((one for one in servers if server_registry.is_mount_of(one, shown)), None)
+    return server is not None and not server.sealed and not server_registry.is_alive(server)
 
 
 def import_the_rest() -> None:

@@ -143,7 +143,7 @@ def answers(directory: str, runtime_dir: str) -> bool:
     found = find_mount(directory)
     return found is not None and any(
         (server.device, server.source) == (found.device, found.source)
-        for server in server_registry.servers(runtime_dir)
+        for server in server_registry.list_servers(runtime_dir)
     )
 
 
