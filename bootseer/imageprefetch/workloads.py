@@ -1,4 +1,4 @@
-"""Names of workloads, for programs that must start at once."""
+"""The names of workloads, by which traces and hot sets of one image are kept apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
 
 def check_workload(name: str) -> str:
-    """Return the workload's name, or raise UsageError: it names files and annotations."""
+    """Return a workload's name, which files and annotations have; raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name[:120]!r} is no workload; use up to 100 letters, digits, '.', '_' and '-'"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError
-from bootseer.imageprefetch.record.touch_journal import SAVE_S, Journal
+from bootseer.imageprefetch.record.touch_journal import SAVE_S, TouchJournal
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -66,7 +66,7 @@ class StartRecording:
         name: Callable[[], str] | None = None,
         events_dir: str = "",
         ended: Callable[[Trace | None], None] | None = None,
-        journal: Journal | None = None,
+        journal: TouchJournal | None = None,
         begun_ns: int = 0,
         began: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -220,7 +220,7 @@ class ServerRecording:
         self._front, self._name, self._is_wanted = front, name, wanted
         self._workload, self._window_s = workload, window_s
         self._events_dir, self._not_begun = events_dir, not_begun
-        self._journal = Journal(journal)
+        self._journal = TouchJournal(journal)
         self._recorder: Recorder | None = None
         self._recording: StartRecording | None = None
         self._is_resumed = False
