@@ -1,4 +1,4 @@
-"""Which directories file mode looks at, and how their files are found and opened safely."""
+"""The directories that file mode covers, and finding and opening their files safely."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH
 _RESOLVE = _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 
 DEFAULT_ROOTS = ("/",)
-PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
-"""Not looked at below a root: what changes with every start is nothing to read ahead."""
+SKIPPED = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
+"""Skipped below a root: what changes with every start need not be read ahead."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -28,8 +28,8 @@ class _OpenHow(ctypes.Structure):
 
 
 def resolved(roots: Sequence[str]) -> tuple[str, ...]:
-    """The roots that there are, without symlinks, none below another on the same file system."""
-    found: dict[str, int] = {}
+    """The roots that exist, without symlinks, and none below another on the same file system."""
+    devices: dict[str, int] = {}
     for root in roots or DEFAULT_ROOTS:
         path = os.path.realpath(root)
         try:
@@ -37,12 +37,12 @@ def resolved(roots: Sequence[str]) -> tuple[str, ...]:
         except OSError:
             continue
         if stat.S_ISDIR(status.st_mode):
-            found[path] = status.st_dev
+            devices[path] = status.st_dev
     return tuple(
         path
-        for path, device in found.items()
+        for path, device in devices.items()
         if not any(
-            other != path and below(path, other) and found[other] == device for other in found
+            other != path and below(path, other) and devices[other] == device for other in devices
         )
     )
 
@@ -55,23 +55,23 @@ def below(path: str, root: str) -> bool:
 def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
     """Every directory of the roots' own file systems, with its regular files.
 
-    Symlinks are not followed, mounts not entered; what cannot be read is passed over.
+    Symlinks are not followed and mounts not entered; unreadable directories are skipped.
     """
     for root in roots:
         try:
             device = os.stat(root).st_dev
         except OSError:
             continue
-        over = {path for path in PASSED_OVER if path != root and below(path, root)}
+        skipped = {path for path in SKIPPED if path != root and below(path, root)}
         waiting = [root]
         while waiting:
             folder = waiting.pop()
-            files, inner = _listed(folder)
+            files, inner = _list(folder)
             yield folder, files
-            waiting += [e.path for e in inner if e.path not in over and _is_on(e, device)]
+            waiting += [e.path for e in inner if e.path not in skipped and _is_on(e, device)]
 
 
-def _listed(folder: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+def _list(folder: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     files, inner = [], []
     try:
         with os.scandir(folder) as entries:
@@ -92,24 +92,25 @@ def _is_on(entry: os.DirEntry[str], device: int) -> bool:
         return False
 
 
-class Opener:
+class FileOpener:
     """Opens regular files below given roots, whatever a trace claims; a context manager.
 
-    A path leads nowhere else: no symlink, no other mount, no device, socket or pipe is opened.
+    No symlink is followed, no other mount entered, and no device, socket or pipe opened.
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._paths = roots
         self._roots: list[tuple[str, int]] = []
         self._by_kernel = platform.machine() in ("x86_64", "aarch64")
-        for root in sorted(resolved(roots), key=len, reverse=True):
+
+    def __enter__(self) -> FileOpener:
+        for root in sorted(resolved(self._paths), key=len, reverse=True):
             try:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
                 self._roots.append((root, os.open(root, flags)))
             except OSError:
                 continue
-
-    def __enter__(self) -> Opener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,24 +122,24 @@ class Opener:
             os.close(self._roots.pop()[1])
 
     def open(self, path: str) -> tuple[int, os.stat_result]:
-        """Open a file to read; raises OSError where it is none of ours, or gone."""
+        """Open a file to read; raises OSError for one that is missing, or not to be opened."""
         for root, root_fd in self._roots:
             if path != root and below(path, root):
                 return self._open_below(root, root_fd, path)
         raise OSError(errno.EXDEV, "not below the directories that were named", path)
 
     def _open_below(self, root: str, root_fd: int, path: str) -> tuple[int, os.stat_result]:
-        # O_PATH first: opening a device or a pipe for real can already do something.
-        place = self._place(root, root_fd, path)
+        # O_PATH first: opening a device or a pipe can already have an effect.
+        path_fd = self._open_path(root, root_fd, path)
         try:
-            if not stat.S_ISREG(os.fstat(place).st_mode):
+            if not stat.S_ISREG(os.fstat(path_fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
-            fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         finally:
-            os.close(place)
+            os.close(path_fd)
         return fd, os.fstat(fd)
 
-    def _place(self, root: str, root_fd: int, path: str) -> int:
+    def _open_path(self, root: str, root_fd: int, path: str) -> int:
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._by_kernel:
             relative = os.fsencode(path[len(root.rstrip("/")) + 1 :])
