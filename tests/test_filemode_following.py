@@ -103,7 +103,7 @@ def test_files_are_not_looked_at_while_the_start_runs(
         looked.append(path)
         return mincore.probe_file(asker, path)
 
-    monkeypatch.setattr(process_follower, "look", look)
+    monkeypatch.setattr(process_follower, "probe_file", look)
     with reading(big, 3) as pid, ProcessFollower([str(tmp_path)], "", pid) as followed:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
