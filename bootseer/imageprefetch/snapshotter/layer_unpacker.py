@@ -146,14 +146,14 @@ def _set_owner(entry: Entry, path: bytes) -> None:
 
 def opened_layer(repository: Repository, digest: str, diff_id: str) -> OpenLayer:
     """A layer's tar bytes from a registry, stored and unpacked bytes checked by their end."""
-    from bootseer.imageprefetch.image_build.image_sources import Unpacked
-    from bootseer.imageprefetch.image_build.layer_reader import ahead, unpacked
+    from bootseer.imageprefetch.image_build.image_sources import LayerContent
+    from bootseer.imageprefetch.image_build.layer_reader import decompress, prefetch
 
     @contextmanager
     def opened() -> Iterator[Iterator[bytes]]:
         with repository.stream(digest) as stream:
-            content = Unpacked(unpacked(stream))
-            with ahead(content.pieces) as pieces:
+            content = LayerContent(decompress(stream))
+            with prefetch(content.pieces) as pieces:
                 yield pieces
                 for _ in pieces:
                     pass  # what stands behind the last member; at the end the digest was checked
