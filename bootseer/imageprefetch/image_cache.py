@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.manifest import Manifest, digest_of, parse_manifest
@@ -32,7 +33,6 @@ VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
 _IMAGE = "image.json"
 _FETCHED = ("meta", "table", "pack", "files")
-DEFAULT_NAME = "_default"  # file or folder of the workload ""; no other may have this name
 BLOCKS, IMAGES = "blocks", "images"
 """The cache directory's folders of blocks (see `blocks.cache`) and of images."""
 _HOT_SETS, _OWN = "hotsets", "own"  # folders of an image
@@ -284,7 +284,7 @@ def _remove_fetched(folder: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-class CachedFrames:
+class CachedFrames(Closing):
     """The frames of a pack that this node has in a file: a `FrameStream`."""
 
     def __init__(self, path: str, file: io.FileIO) -> None:
@@ -317,12 +317,6 @@ class CachedFrames:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> CachedFrames:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class ByteStream(Protocol):
     """Bytes from elsewhere, in order."""
@@ -334,7 +328,7 @@ class ByteStream(Protocol):
         """Let go of it."""
 
 
-class CachingFrames:
+class CachingFrames(Closing):
     """Frames from a stream that are written to a file as they pass: a `FrameStream`.
 
     The file gets its name when all bytes have passed. A fault of the file, such as a full disk,
@@ -385,12 +379,6 @@ class CachingFrames:
     def close(self) -> None:
         self._abandon()
         self._stream.close()
-
-    def __enter__(self) -> CachingFrames:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _read_json(path: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
@@ -19,7 +20,7 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
 
 
-class FileTraceStore:
+class FileTraceStore(Closing):
     """The file traces in a store; a context manager. Errors are the store's."""
 
     def __init__(self, store: Store) -> None:
@@ -74,11 +75,5 @@ class FileTraceStore:
             os.close(lock)
 
     def close(self) -> None:
-        """Twice is safe."""
+        """Close the store; twice is safe."""
         self._store.close()
-
-    def __enter__(self) -> FileTraceStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

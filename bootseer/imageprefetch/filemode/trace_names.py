@@ -7,11 +7,10 @@ import os
 import re
 
 from bootseer.errors import UsageError
+from bootseer.imageprefetch.workloads import file_name
 
 FOLDER = "files"
 SUFFIX = ".files"
-DEFAULT_NAME = "_default"  # of the workload ""; no other may have this name
-_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # What depends on an image's layers and is not changed by a start.
 _CHARACTERISTIC = (
@@ -54,11 +53,7 @@ def image_here() -> str:
 
 def object_name(image: str, workload: str) -> str:
     """The object that holds a workload's trace. Raises UsageError for invalid names."""
-    if workload and not _WORKLOAD.fullmatch(workload):
-        raise UsageError(
-            f"{workload[:120]!r} is no workload; use up to 100 letters, digits, '.', '_', '-'"
-        )
-    return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
+    return f"{FOLDER}/{check_image(image)}/{file_name(workload)}{SUFFIX}"
 
 
 def local_path(place: str, image: str, workload: str) -> str | None:

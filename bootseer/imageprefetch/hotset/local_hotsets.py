@@ -7,14 +7,14 @@ nobody pushed count too, and come first.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from bootseer.blockimage import hotset_manifest
+from bootseer.blockimage.hotset_manifest import HotSet
 from bootseer.errors import BootseerError
-from bootseer.imageprefetch.image_cache import DEFAULT_NAME, ImageCache, KeptPack
+from bootseer.imageprefetch.image_cache import ImageCache, KeptPack
+from bootseer.imageprefetch.workloads import file_name
 from bootseer.light_dataclasses import dataclass
-
-if TYPE_CHECKING:
-    from bootseer.blockimage.hotset_manifest import HotSet
+from bootseer.storage.oci.manifest import OCI_MANIFEST, Manifest, parse_manifest
 
 MANIFEST_NAME, PACK_PREFIX = "manifest.json", "pack-"
 _MOST_BYTES = 1 << 20
@@ -33,7 +33,7 @@ class LocalHotSet:
 def find(local: ImageCache, digest: str, workload: str, block_image: str) -> LocalHotSet | None:
     """This node's hot set of one workload and block image; one built by command comes first."""
     for folder in (local.hot_set_folder(digest), local.own_hot_set_folder(digest)):
-        hot_set_folder = os.path.join(folder, workload or DEFAULT_NAME)
+        hot_set_folder = os.path.join(folder, file_name(workload))
         hot = _read_manifest(hot_set_folder)
         if hot is not None and hot.block_image == block_image and hot.workload == workload:
             path = os.path.join(hot_set_folder, pack_name(hot.pack.digest))
@@ -56,9 +56,6 @@ def _read_manifest(folder: str) -> HotSet | None:
             raw = file.read(_MOST_BYTES)
     except OSError:
         return None
-    from bootseer.blockimage import hotset_manifest
-    from bootseer.storage.oci.manifest import OCI_MANIFEST, Manifest, parse_manifest
-
     try:
         manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {folder}")
         return hotset_manifest.parse_manifest(manifest) if isinstance(manifest, Manifest) else None

@@ -25,8 +25,7 @@ from bootseer.blocks.trace.replay import Replay
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.hotset.local_hotsets import MANIFEST_NAME, PACK_PREFIX, pack_name
-from bootseer.imageprefetch.image_cache import DEFAULT_NAME
-from bootseer.imageprefetch.workloads import check_workload
+from bootseer.imageprefetch.workloads import file_name, workload_of
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
     OCI_MANIFEST,
@@ -96,12 +95,12 @@ class HotSets:
         self.folder = Path(folder)
 
     def _folder_of(self, workload: str) -> Path:
-        return self.folder / (check_workload(workload) or DEFAULT_NAME)
+        return self.folder / file_name(workload)
 
     def workloads(self) -> list[str]:
         """The workloads that have a hot set here, sorted."""
-        names = (path.parent.name for path in self.folder.glob(f"*/{MANIFEST_NAME}"))
-        return sorted("" if name == DEFAULT_NAME else name for name in names)
+        paths = self.folder.glob(f"*/{MANIFEST_NAME}")
+        return sorted(workload_of(path.parent.name) for path in paths)
 
     def load(self, workload: str = "") -> BuiltHotSet | None:
         """A workload's hot set; None when there is none. Raises CorruptDataError for damage."""

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.blockimage.erofs_mount import attach, clone
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
@@ -141,8 +142,6 @@ def _take_answer(settings: MountSettings, answer: dict[str, Any]) -> MountedImag
 
 def _share(settings: MountSettings, server: server_registry.ServerRecord) -> bool:
     """Mount a server's tree at one more directory; False when it is not mounted any more."""
-    from bootseer.blockimage.erofs_mount import attach, clone
-
     directory = settings.directory
     try:
         tree = server_registry.open_whole_tree(server, clone)

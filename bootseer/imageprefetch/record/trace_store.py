@@ -17,8 +17,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
-from bootseer.imageprefetch.image_cache import DEFAULT_NAME
-from bootseer.imageprefetch.workloads import check_workload
+from bootseer.imageprefetch.workloads import file_name, workload_of
 from bootseer.system.atomic import replace_file
 
 SUFFIX = ".trace"
@@ -33,7 +32,7 @@ class TraceStore:
 
     def path(self, workload: str = "") -> Path:
         """The file of a workload's trace."""
-        return self.folder / f"{check_workload(workload) or DEFAULT_NAME}{SUFFIX}"
+        return self.folder / f"{file_name(workload)}{SUFFIX}"
 
     def workloads(self) -> list[str]:
         """The workloads that have a trace, sorted."""
@@ -43,8 +42,7 @@ class TraceStore:
             return []
         except OSError as error:
             raise from_os_error(error, f"list the traces in {self.folder}") from error
-        workloads = (name.removesuffix(SUFFIX) for name in names)
-        return sorted("" if name == DEFAULT_NAME else name for name in workloads)
+        return sorted(workload_of(name.removesuffix(SUFFIX)) for name in names)
 
     def load(self, workload: str = "") -> Trace | None:
         """A workload's merged trace; None when there is none.
