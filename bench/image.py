@@ -46,10 +46,10 @@ from tools.netlab import own_network
 
 MEASURES = (
     "bootseer/__init__.py",
+    "bootseer/agent",
     "bootseer/blockimage",
     "bootseer/blocks",
     "bootseer/cli/__init__.py",
-    "bootseer/cli/agent_*.py",
     "bootseer/cli/image",
     "bootseer/cli/main.py",
     "bootseer/cli/program.py",

@@ -17,10 +17,9 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 from waiting import until
 
-from bootseer.cli import agent_server
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount import mount_task, server_registry
 from bootseer.imageprefetch.mount.settings import encode_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -168,11 +167,30 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
 
     def mount() -> None:
         os.dup2(writable, 1)
-        agent_server._mount(settings)
+        mount_task.main([*mount_task.NAME.split(), settings])
 
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
         daemon.in_a_child(mount)
     os.close(writable)
+    assert lab.mounts.gone()
+
+
+SNAPSHOTTER = """
+import sys
+from bootseer.imageprefetch.mount.settings import decode_settings
+from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
+MountHelper().mount(decode_settings(sys.argv[1]))
+"""
+
+
+def test_a_killed_snapshotters_mount_is_taken_back(lab: Lab) -> None:
+    settings = encode_settings(lab.mounts.settings(lab.image.ref))
+    with server_registry.lock_image(str(lab.mounts.runtime), lab.image.digest):
+        child = subprocess.Popen([sys.executable, "-c", SNAPSHOTTER, settings])
+        until(lambda: len(lab.mounts.processes()) >= SERVED)
+        child.kill()
+        child.wait()
+        until(lambda: len(lab.mounts.processes()) < SERVED, "the end of the mount")
     assert lab.mounts.gone()
 
 

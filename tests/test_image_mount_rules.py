@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bootseer.agent import client
 from bootseer.blockimage.pack_format import Frame, Index, Warm
 from bootseer.blockimage.serve import image_server, page_cache_warmer
 from bootseer.blockimage.serve.byte_source import Bytes
@@ -22,7 +23,6 @@ from bootseer.blockimage.serve.frames import Cold, Coming, Frames
 from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
 from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.extents import Extent
-from bootseer.cli import agent_client
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse.operations import Data, Handle
 from bootseer.fuse.serve import daemon
@@ -230,7 +230,7 @@ def test_somebody_elses_agent_is_told_nothing(tmp_path: Path) -> None:
         listening.listen()
         listening.setblocking(False)
         os.chown(path, 65534, 65534)
-        assert agent_client.ask(["image", "mount", "--runtime", str(tmp_path)]) is None
+        assert client.run_command(["image", "mount", "--runtime", str(tmp_path)]) is None
         with pytest.raises(BlockingIOError):
             listening.accept()
 

@@ -431,8 +431,8 @@ def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(
     directory.mkdir()
     code = f"""
 import sys
-from bootseer.cli import agent_server
-for name in agent_server.MODULES:
+from bootseer.cli.image import agent
+for name in agent.MODULES:
     __import__(name)
 before = set(sys.modules)
 from bootseer.cli.image import direct as image_direct

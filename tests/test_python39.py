@@ -62,6 +62,7 @@ def test_it_imports_only_its_own_set():
                 }
                 # These reach the rest on newer Pythons only, after a check.
                 late = {("start_guard.py", "bootseer.cli"), ("start_guard.py", "bootseer.config")}
-                late |= {("main.py", f"bootseer.cli{room}") for room in ("", ".deps", ".image")}
+                rooms = ("agent", "cli", "cli.deps", "cli.image")
+                late |= {("main.py", f"bootseer.{room}") for room in rooms}
                 late |= {("start_guard.py", "bootseer.entrypoint")}
                 assert known or (file.name, name) in late, (file, name)

@@ -20,7 +20,7 @@ from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.snapshotter.database import Database
 from bootseer.imageprefetch.snapshotter.grpc_server import lock_root
-from bootseer.imageprefetch.snapshotter.mount_helper import Helper
+from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
 from bootseer.imageprefetch.snapshotter.types import Kind, StockImage
 from bootseer.storage.options import StoreOptions
 
@@ -269,7 +269,7 @@ def test_a_failed_change_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
     """Nothing listens on port 1: what matters is that the same reason comes back."""
-    helper = Helper()
+    helper = MountHelper()
     hurried = StoreOptions(retry_s=0.1)
     places = {"cache": str(tmp_path / "cache"), "runtime": str(tmp_path / "run")}
     settings = MountSettings(
@@ -281,9 +281,9 @@ def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):
                 helper.mount(settings)
-            pids.append(helper.pid)
-            os.kill(helper.pid, signal.SIGKILL)
+            pids.append(helper.server.pid)
+            os.kill(helper.server.pid, signal.SIGKILL)
         assert pids[0] != pids[1]
     finally:
-        helper.close()
-        helper.close()
+        helper.server.close()
+        helper.server.close()

@@ -32,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 7
     if args[:2] in (["image", "mount"], ["image", "umount"]):
-        from bootseer.cli import agent_client
+        from bootseer.agent import client
 
-        answered = agent_client.command(args)
+        answered = client.run_command(args)
         if answered is not None:
             return answered
     if args[:2] in (["image", "mount"], ["image", "run"]):

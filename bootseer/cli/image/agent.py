@@ -4,7 +4,58 @@ from __future__ import annotations
 
 import click
 
+from bootseer.agent import server
+from bootseer.agent.fork_server import TaskTable
+from bootseer.cli import root
+from bootseer.cli.image import direct
 from bootseer.cli.image.options import runtime_option
+from bootseer.imageprefetch.mount import mount_task
+
+MODULES = (
+    # With what they import, all that a mount needs; a test compares them with one.
+    "bootseer.cli.image.group",
+    "bootseer.cli.image.mount",
+    "bootseer.cli.image.outcome",
+    "bootseer.cli.image.umount",
+    "bootseer.imageprefetch.mount.interrupts",
+    "bootseer.imageprefetch.mount.serverless_choice",
+    "bootseer.storage.oci.config",
+    "bootseer.imageprefetch.hotset.local_packer",
+    "bootseer.imageprefetch.run.temporary_mounts",
+    "bootseer.imageprefetch.mount.mount_worker",
+    "bootseer.imageprefetch.record.first_step",
+    "bootseer.imageprefetch.record.start_recording",
+    "bootseer.imageprefetch.record.trace_store",
+    "bootseer.fuse.serve.handover",
+    "bootseer.blockimage.serve.background_fill",
+    "bootseer.blockimage.serve.image_server",
+    "bootseer.blockimage.serve.page_cache_warmer",
+    "bootseer.blocks.cache.sealed_objects",
+    "bootseer.blocks.trace.recorder",
+    "bootseer.storage.oci.registry_repository",
+    "bootseer.storage.oci.layout_repository",
+    # What these import when they are first used: a tenth of a mount's time.
+    "bootseer.config.loading",
+    "bootseer.events.resource",
+    "encodings.ascii",
+    "encodings.idna",
+    "tomllib",
+)
+
+TASKS = TaskTable(
+    {
+        "image mount": f"{__name__}:mount",
+        "image umount": "bootseer.cli.root:main",
+        mount_task.NAME: f"{mount_task.__name__}:main",
+    },
+    MODULES,
+)
+
+
+def mount(words: list[str]) -> int:
+    """The task `image mount`: as the command line would run it without an agent."""
+    exit_code = direct.command(words, helped=False)
+    return root.main(words) if exit_code is None else exit_code
 
 
 @click.command(
@@ -19,6 +70,4 @@ from bootseer.cli.image.options import runtime_option
 )
 @runtime_option
 def command(runtime: str) -> None:
-    from bootseer.cli import agent_server
-
-    agent_server.serve(runtime)
+    server.serve(runtime, TASKS)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from bootseer.cli import agent_client
+from bootseer.agent import client as agent
 from bootseer.cli.image import words as image_words
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def _guarded(body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         if sys.stderr is not None:
             sys.stderr.write("\n")
-        return agent_client.INTERRUPTED
+        return agent.INTERRUPTED
     except (BootseerError, OSError) as error:
         from bootseer.cli.shared import failures
 
@@ -89,7 +89,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     """`image run`: `given` are fields of `MountSettings`; podman's options, a command."""
     begun_s = time.monotonic()
     helper = None
-    if not agent_client.stands_by(given.get("runtime", "")):
+    if not agent.is_available(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount.settings import MountSettings
@@ -132,30 +132,13 @@ def _mounted(settings: MountSettings, helper: socket | None) -> MountedImage:
 
 def _mounted_by_agent(settings: MountSettings) -> MountedImage | None:
     """What the agent mounted; None where there is none."""
-    import json
+    if not agent.is_available(settings.runtime):
+        return None
+    from functools import partial
 
-    from bootseer.errors import StoreUnavailableError
-    from bootseer.fuse.serve import daemon
-    from bootseer.imageprefetch.mount import mount as mounting
-    from bootseer.imageprefetch.mount.settings import encode_settings
+    from bootseer.imageprefetch.mount import mount_task
 
-    place = ["--runtime", settings.runtime] if settings.runtime else []
-    readable, writable = os.pipe()
-    with open(readable, "rb") as told:
-        try:
-            asked = [*agent_client.MOUNTING, encode_settings(settings), *place]
-            code = agent_client.ask(asked, output=writable)
-        finally:
-            os.close(writable)
-        if code is None:
-            return None
-        line = told.readline()
-    if not line:
-        raise StoreUnavailableError("the agent ended while it mounted; start it again")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise daemon.unpacked(answer)
-    return mounting.MountedImage(**{**answer, "notes": tuple(answer["notes"])})
+    return mount_task.mount_by(partial(agent.ask, runtime=settings.runtime), settings)
 
 
 def _helper(

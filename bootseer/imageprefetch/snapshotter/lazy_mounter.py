@@ -14,7 +14,7 @@ from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.snapshotter import layer_unpacker
-from bootseer.imageprefetch.snapshotter.mount_helper import Helper
+from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
 from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.storage.oci.config import LIMIT_BYTES, diff_ids_of
 from bootseer.storage.oci.reference import parse_reference
@@ -56,15 +56,15 @@ class BlockImageMounter(Closing):
         stall_s = min(settings.options.stall_s, PULL_STALL_S)
         self._hurried = dataclasses.replace(settings.options, stall_s=stall_s)
         self._runtime = settings.runtime or default_runtime()
-        self._helper = Helper(settings.events_dir)
+        self._helper = MountHelper(settings.events_dir)
 
     def __enter__(self) -> BlockImageMounter:
-        self._helper.start()
+        self._helper.server.start()
         return self
 
     def close(self) -> None:
         """End the process that mounts; mounts stay."""
-        self._helper.close()
+        self._helper.server.close()
 
     def find(self, reference: str, digest: str) -> StockImage:
         """Ask the registry for the manifest. Raises what the registry raises."""

@@ -1,0 +1,114 @@
+"""The messages between a client and a fork server: one request and one answer a connection.
+
+A request is, all integers in the machine's byte order:
+
+    length    4 bytes: how many bytes follow
+    count     how many words there are, in decimal digits, and a zero byte
+    words     each ended by a zero byte; the first two are the name of the task
+    environ   the client's environment, each NAME=VALUE ended by a zero byte
+
+With its first byte come four descriptors (SCM_RIGHTS): standard input, output and error of the
+task, and its working directory.
+
+The answer is one byte: the task's exit code, or REFUSED, which says that nothing was begun. A
+connection that ends without an answer says that the task's process was killed. A client that
+closes the connection, or shuts down its side of it, before the answer interrupts the task.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _socket import CMSG_LEN, MSG_CMSG_CLOEXEC, SOL_SOCKET  # `socket` itself costs 5 ms
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Mapping, Sequence
+
+REFUSED = 255
+"""The answer when the request must be carried out elsewhere."""
+ANSWER_BYTES = 1
+TASK_WORDS = 2
+DESCRIPTORS = 4
+MOST_REQUEST_BYTES = 4 << 20
+
+_LENGTH_BYTES = 4
+_DESCRIPTOR_BYTES = 4
+_PIECE_BYTES = 1 << 16
+_SCM_RIGHTS = 1
+
+
+class Request:
+    """A request as it was received; the descriptors are the receiver's to close."""
+
+    __slots__ = ("descriptors", "environ", "words")
+
+    def __init__(self, words: list[str], environ: dict[str, str], descriptors: list[int]) -> None:
+        self.words, self.environ, self.descriptors = words, environ, descriptors
+
+
+def send_request(
+    link: socket, words: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int, int]
+) -> None:
+    """Send a request with this process's working directory. Raises OSError."""
+    body = pack(words, environ)
+    message = len(body).to_bytes(_LENGTH_BYTES, sys.byteorder) + body
+    directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sent = send_descriptors(link, message, *streams, directory)
+    finally:
+        os.close(directory)
+    link.sendall(message[sent:])
+
+
+def receive_request(link: socket) -> Request:
+    """Receive a request. Raises OSError for one that is cut, ValueError for one that is none."""
+    data, descriptors = receive_descriptors(link, _PIECE_BYTES, DESCRIPTORS)
+    while len(data) < _LENGTH_BYTES or len(data) < _LENGTH_BYTES + _length_of(data):
+        if len(data) > MOST_REQUEST_BYTES:
+            raise ValueError("a request that has no end")
+        more = link.recv(_PIECE_BYTES)
+        if not more:
+            raise BrokenPipeError("a request that was cut")
+        data += more
+    words, environ = unpack(data[_LENGTH_BYTES:])
+    return Request(words, environ, descriptors)
+
+
+def pack(words: Sequence[str], environ: Mapping[str, str]) -> bytes:
+    """The body of a request."""
+    parts = [str(len(words)), *words, *(f"{name}={value}" for name, value in environ.items())]
+    return b"".join(os.fsencode(part) + b"\0" for part in parts)
+
+
+def unpack(body: bytes) -> tuple[list[str], dict[str, str]]:
+    """The words and the environment of a request's body; ValueError when it is none."""
+    count, *rest = [os.fsdecode(part) for part in body.split(b"\0")[:-1]]
+    number = int(count)
+    if not 0 <= number <= len(rest):
+        raise ValueError("a request with fewer words than it says")
+    pairs = (text.partition("=") for text in rest[number:])
+    return rest[:number], {name: value for name, _, value in pairs}
+
+
+def send_descriptors(link: socket, data: bytes, *descriptors: int) -> int:
+    """Send descriptors with the first byte of some data; returns how many bytes were sent."""
+    numbers = b"".join(one.to_bytes(_DESCRIPTOR_BYTES, sys.byteorder) for one in descriptors)
+    return link.sendmsg([data], [(SOL_SOCKET, _SCM_RIGHTS, numbers)])
+
+
+def receive_descriptors(link: socket, most_bytes: int, most: int) -> tuple[bytes, list[int]]:
+    """Receive data and the descriptors that came with it, closed on exec from the start."""
+    space = CMSG_LEN(most * _DESCRIPTOR_BYTES)
+    data, ancillary, _, _ = link.recvmsg(most_bytes, space, MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, numbers in ancillary:
+        if (level, kind) == (SOL_SOCKET, _SCM_RIGHTS):
+            whole = len(numbers) - len(numbers) % _DESCRIPTOR_BYTES
+            descriptors += memoryview(numbers[:whole]).cast("i")
+    return data, descriptors
+
+
+def _length_of(data: bytes) -> int:
+    return int.from_bytes(data[:_LENGTH_BYTES], sys.byteorder)
