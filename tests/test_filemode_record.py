@@ -27,7 +27,7 @@ from bootseer.imageprefetch.filemode.recorder import (
     Method,
     Recording,
 )
-from bootseer.imageprefetch.filemode.roots import folders, resolved
+from bootseer.imageprefetch.filemode.roots import folders, resolve_roots
 from bootseer.imageprefetch.filemode.tracefs import PageAdded, Tracer, parse_lines
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
@@ -331,7 +331,7 @@ def test_a_busy_machine_takes_no_memory_without_bound(
             os.pread(fd, 1, page * PAGE)
         os.close(fd)
         tracer.close()
-        assert len(tracer.heard()) < 64
+        assert len(tracer.events()) < 64
         assert tracer.lost
 
 
@@ -398,7 +398,7 @@ def test_places_are_walked_without_leaving_them(tmp_path: Path) -> None:
     root = str(tmp_path / "a")
     found = {folder: sorted(entry.name for entry in files) for folder, files in folders([root])}
     assert found == {root: ["f"], f"{root}/b": ["g"]}
-    assert resolved([root, f"{root}/b", f"{root}/link", f"{root}/none"]) == (
+    assert resolve_roots([root, f"{root}/b", f"{root}/link", f"{root}/none"]) == (
         root,
         str(tmp_path / "out"),
     )

@@ -90,13 +90,13 @@ class ProcessFollower:
 
     def _watch_folders(self) -> Iterator[None]:
         """Watch directories, those first from which the job has mapped something."""
-        from bootseer.imageprefetch.filemode.roots import folders, resolved
+        from bootseer.imageprefetch.filemode.roots import folders, resolve_roots
 
         assert self._opens is not None
         mapped_folders = {os.path.dirname(path) for path in self._mapped.pages()}
         for folder in sorted(mapped_folders):
             self._opens.add(folder)
-        for count, (folder, _) in enumerate(folders(resolved(self._roots))):
+        for count, (folder, _) in enumerate(folders(resolve_roots(self._roots))):
             self._opens.add(folder)
             if count >= MAX_FOLDERS:
                 return
@@ -112,7 +112,7 @@ class ProcessFollower:
         if self._opens is not None:
             self._watching.go_on(now_s - self._begun_s)
 
-    def opened(self) -> frozenset[str]:
+    def opened_files(self) -> frozenset[str]:
         """The files of other owners whose opening was noted so far."""
         return frozenset(self._opens.first_s if self._opens is not None else ())
 
@@ -143,10 +143,10 @@ class ProcessFollower:
             # A file that the start itself made does not help the next start.
             if state.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(state.path)
         }
-        traced = list(self._traced(files.values()))
-        resident = self._resident(files.values(), new_bytes, ranks)
-        touched = [*traced, *touches.without(resident, touches.by_path(traced))]
-        own = list(touches.without(touched, replayed))
+        traced = list(self._traced_touches(files.values()))
+        resident = self._resident_touches(files.values(), new_bytes, ranks)
+        touched = [*traced, *touches.subtract_ranges(resident, touches.by_path(traced))]
+        own = list(touches.subtract_ranges(touched, replayed))
         listed = {
             path: filetraces.TracedFile(path, files[path].size_bytes, files[path].mtime_ns)
             for path in {touch.path for touch in own}
@@ -169,10 +169,10 @@ class ProcessFollower:
         return new_bytes
 
     def _files(self) -> Iterator[FileState]:
-        from bootseer.imageprefetch.filemode.roots import folders, resolved
+        from bootseer.imageprefetch.filemode.roots import folders, resolve_roots
 
         pace, count = rate_limit.Pace(self._over), 0
-        for _, entries in folders(resolved(self._roots)):
+        for _, entries in folders(resolve_roots(self._roots)):
             for entry in entries:
                 state = probe_file(self._probe, entry.path)
                 if state is not None:
@@ -182,14 +182,14 @@ class ProcessFollower:
             if count >= MAX_FILES:
                 return
 
-    def _traced(self, files: Iterable[FileState]) -> Iterator[Touch]:
+    def _traced_touches(self, files: Iterable[FileState]) -> Iterator[Touch]:
         from bootseer.imageprefetch.filemode import touches
 
         if self._tracer is None:
             return iter(())
-        return touches.traced(files, self._tracer.heard(), self._begun_s)
+        return touches.from_events(files, self._tracer.events(), self._begun_s)
 
-    def _resident(
+    def _resident_touches(
         self, files: Iterable[FileState], new_bytes: Callable[[int], int], ranks: Mapping[str, int]
     ) -> Iterator[Touch]:
         from bootseer.imageprefetch.filemode import touches
@@ -200,7 +200,9 @@ class ProcessFollower:
         mapped = self._mapped.pages()
         first_s = {**self._mapped.first_s, **opened_s}
         resident_bytes = sum(covered_bytes(state.pages or ()) for state in files)
-        opened = {s.path: touches.opened(s, opened_s, mapped) for s in files if s.pages is None}
+        opened = {
+            s.path: touches.pages_of_opened(s, opened_s, mapped) for s in files if s.pages is None
+        }
         is_unknown = any(opened.values())
         self.cold = not is_unknown and 3 * new_bytes(resident_bytes) > 2 * resident_bytes
         for state in files:

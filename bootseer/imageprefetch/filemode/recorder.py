@@ -29,7 +29,7 @@ from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedF
 from bootseer.imageprefetch.filemode.inotify import OpenWatcher
 from bootseer.imageprefetch.filemode.mincore import FileState, ResidencyProbe, probe_file
 from bootseer.imageprefetch.filemode.pagemap import MappedPages, process_tree
-from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, folders, resolved
+from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, folders, resolve_roots
 from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.imageprefetch.filemode.tracefs import Tracer
 from bootseer.imageprefetch.record.first_step import FirstStepWatch
@@ -99,7 +99,7 @@ class Recording:
 
         `evict`: first drop the files from memory, as far as they are not in use.
         """
-        for count, (folder, entries) in enumerate(folders(resolved(self._settings.roots))):
+        for count, (folder, entries) in enumerate(folders(resolve_roots(self._settings.roots))):
             for entry in entries:
                 state = self._examine(entry, evict)
                 if state is not None:
@@ -140,11 +140,13 @@ class Recording:
         self.settle()
         files = {state.path: state for state in self._before if self._is_old(state)}
         if self._tracer is not None:
-            touched = list(touches.traced(files.values(), self._tracer.heard(), self._begun_s))
+            touched = list(
+                touches.from_events(files.values(), self._tracer.events(), self._begun_s)
+            )
             resident_bytes = _resident_bytes(files.values())
             self.cold = not self._tracer.lost and _is_cold(resident_bytes, _total_bytes(touched))
         else:
-            touched = list(self._touched(files.values()))
+            touched = list(self._find_touches(files.values()))
         listed = {
             path: TracedFile(path, files[path].size_bytes, files[path].mtime_ns)
             for path in {touch.path for touch in touched}
@@ -179,13 +181,13 @@ class Recording:
         """Whether a file was not made by the start itself: only then the next start can use it."""
         return state.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(state.path)
 
-    def _touched(self, files: Iterable[FileState]) -> Iterator[Touch]:
+    def _find_touches(self, files: Iterable[FileState]) -> Iterator[Touch]:
         added: list[tuple[FileState, list[Extent]]] = []
         unknown = before_bytes = added_bytes = 0
         opened_s, mapped = self._opens.first_s, self._mapped.pages()
         for before in files:
             if before.pages is None:
-                pages = touches.opened(before, opened_s, mapped)
+                pages = touches.pages_of_opened(before, opened_s, mapped)
                 unknown += bool(pages)
                 added.append((before, pages))
                 continue

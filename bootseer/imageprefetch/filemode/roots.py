@@ -27,7 +27,7 @@ class _OpenHow(ctypes.Structure):
     )
 
 
-def resolved(roots: Sequence[str]) -> tuple[str, ...]:
+def resolve_roots(roots: Sequence[str]) -> tuple[str, ...]:
     """The roots that exist, without symlinks, and none below another on the same file system."""
     devices: dict[str, int] = {}
     for root in roots or DEFAULT_ROOTS:
@@ -105,7 +105,7 @@ class FileOpener:
         self._by_kernel = platform.machine() in ("x86_64", "aarch64")
 
     def __enter__(self) -> FileOpener:
-        for root in sorted(resolved(self._paths), key=len, reverse=True):
+        for root in sorted(resolve_roots(self._paths), key=len, reverse=True):
             try:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
                 self._roots.append((root, os.open(root, flags)))

@@ -17,7 +17,7 @@ def ms(seconds: float) -> int:
     return max(0, int(seconds * 1000))
 
 
-def traced(
+def from_events(
     files: Iterable[FileState], added: Iterable[PageAdded], begun_s: float
 ) -> Iterator[Touch]:
     """The touches of these files by the kernel's events since `begun_s`."""
@@ -29,7 +29,7 @@ def traced(
             yield Touch(file.path, event.offset, event.length, ms(event.at_s - begun_s))
 
 
-def opened(
+def pages_of_opened(
     file: FileState, opened_paths: Container[str], mapped: Mapping[str, list[Extent]]
 ) -> list[Extent]:
     """What counts as touched of a file whose pages in memory are unknown."""
@@ -47,7 +47,7 @@ def by_path(several: Iterable[Touch]) -> dict[str, list[tuple[int, int]]]:
     return out
 
 
-def without(
+def subtract_ranges(
     several: Iterable[Touch], ranges: Mapping[str, Sequence[tuple[int, int]]]
 ) -> Iterator[Touch]:
     """Touches, or parts of them, that are not in these ranges of their file."""

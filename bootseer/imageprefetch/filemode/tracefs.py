@@ -148,7 +148,7 @@ class Tracer:
             self._text_bytes += len(data)
             self._texts.append(data)
 
-    def heard(self) -> list[PageAdded]:
+    def events(self) -> list[PageAdded]:
         """All events, after `close`; adds to `lost` the number that the kernel lost."""
         if self._texts:
             self._added, lost = parse_lines(b"".join(self._texts))

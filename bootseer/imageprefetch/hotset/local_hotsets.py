@@ -1,7 +1,7 @@
 """Hot sets on this node's disk, which a mount replays where none is published.
 
-The packer makes them of what starts read here (`local_packer`); those that `hotset build` made and
-nobody pushed count too, and come first.
+The packer makes them of what starts read here (`local_packer`). Hot sets that `hotset build` made
+here and that were not pushed count as well, and come first.
 """
 
 from __future__ import annotations

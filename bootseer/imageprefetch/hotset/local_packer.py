@@ -66,7 +66,7 @@ def is_due(job: PackJob, trace: Trace) -> bool:
     try:
         made = HotSets(job.folder).load(job.workload)
         if made is None:
-            return False  # built by command: whoever did that decides
+            return False  # built by command, which has precedence
         packed = traces.parse(made.trace_bytes)
     except BootseerError:
         return True

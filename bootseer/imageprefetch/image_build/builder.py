@@ -120,7 +120,7 @@ def build_image(
     Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
     when another build on this node takes longer than `wait_s`.
     """
-    target = _target(settings)
+    target = _target_ref(settings)
     opened, reference = open_repository(
         target, settings.options, plain_http=settings.plain_http, push=True
     )
@@ -133,14 +133,17 @@ def build_image(
         )
         if (existing := job.find_existing()) is not None:
             return existing
-        with _locked(job.folder, settings.wait_s, note), _leased(settings, job.folder, note):
+        with (
+            _lock_folder(job.folder, settings.wait_s, note),
+            _hold_lease(settings, job.folder, note),
+        ):
             if (existing := job.find_existing()) is not None:  # made while this build waited
                 return existing
             _remove_old(os.path.dirname(job.folder), job.folder)
             return job.run()
 
 
-def _target(settings: BuildSettings) -> str:
+def _target_ref(settings: BuildSettings) -> str:
     """The image in a repository to which the block image will refer."""
     if _is_outside(settings.ref) and not settings.to:
         raise UsageError(
@@ -341,7 +344,7 @@ def _archive_name(rest: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _locked(folder: str, wait_s: float, note: Note) -> Iterator[None]:
+def _lock_folder(folder: str, wait_s: float, note: Note) -> Iterator[None]:
     """Work alone in a folder, which is created; the kernel frees its lock with the process."""
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -371,7 +374,7 @@ def _remove_old(parent: str, own: str) -> None:
 
 
 @contextlib.contextmanager
-def _leased(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
+def _hold_lease(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
     """Hold the image's lease in the store that the nodes share, if there is one.
 
     A lease that is lost to another node does no harm: both push the same bytes.

@@ -31,7 +31,7 @@ class DockerArchive:
     def open(cls, path: str, folder: str, limit_bytes: int) -> DockerArchive:
         """Open an archive; a compressed one is unpacked into `folder`, up to `limit_bytes`."""
         try:
-            plain_path = _uncompressed(path, folder, limit_bytes)
+            plain_path = _decompress_file(path, folder, limit_bytes)
             return cls(path, plain_path, _members(plain_path))
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise CorruptDataError(f"{path} is no docker-archive: {error}") from error
@@ -124,7 +124,7 @@ class _HeaderFile:
         return self._source.read(size)
 
 
-def _uncompressed(path: str, folder: str, limit_bytes: int) -> str:
+def _decompress_file(path: str, folder: str, limit_bytes: int) -> str:
     """The archive itself, or an unpacked copy of a compressed one."""
     with open(path, "rb") as source:
         head = source.read(263)

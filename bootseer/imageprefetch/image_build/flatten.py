@@ -201,7 +201,7 @@ class _Layer:
         if not parts:
             self._take_root(member)
             return
-        parents, name = self._real(parts[:-1]), parts[-1]
+        parents, name = self._resolve(parts[:-1]), parts[-1]
         self._above.count_header(_path_bytes(parents) + len(name) + _header_bytes(member))
         parent = self._make(parents)
         assert parent.children is not None
@@ -244,7 +244,7 @@ class _Layer:
 
     def _link(self, parent: _Node, parts: list[bytes], member: Member) -> None:
         wanted = path_parts(member.link_target)
-        node = self._find(self._real(wanted[:-1]))
+        node = self._find(self._resolve(wanted[:-1]))
         if node is not None and wanted and node.children is not None:
             node = node.children.get(wanted[-1])
         if node is None or node.inode is None or node.children is not None:
@@ -257,7 +257,7 @@ class _Layer:
         if inode.size_bytes and inode.stored is None and self._above.sees(parts):
             self.wanted[inode.number] = inode
 
-    def _real(self, parts: list[bytes]) -> list[bytes]:
+    def _resolve(self, parts: list[bytes]) -> list[bytes]:
         """The path of a directory with this layer's own links followed, as the kernel does."""
         node: _Node | None = self.root
         for part in parts:
@@ -265,11 +265,11 @@ class _Layer:
             if node is None:
                 break
             if node.children is None:
-                return self._followed(parts)
+                return self._follow_links(parts)
         return parts
 
-    def _followed(self, parts: list[bytes]) -> list[bytes]:
-        """As `_real`, for a path with links."""
+    def _follow_links(self, parts: list[bytes]) -> list[bytes]:
+        """As `_resolve`, for a path with links."""
         done: list[bytes] = []
         nodes: list[_Node | None] = [self.root]  # the nodes along `done`; None: not there yet
         left = [*reversed(parts)]

@@ -283,9 +283,9 @@ class LayerContent:
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._check = hashlib.sha256()
-        self.pieces = self._hashed(pieces)
+        self.pieces = self._hash(pieces)
 
-    def _hashed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def _hash(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             self._check.update(piece)
             yield piece

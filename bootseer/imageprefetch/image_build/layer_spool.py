@@ -116,7 +116,7 @@ class LayerSpool:
             try:
                 self._fetch(layer)
             except BaseException as error:  # it is raised again where the layer is read
-                self._failed(layer, error)
+                self._fail(layer, error)
 
     def _fetch(self, layer: _LayerDownload) -> None:
         size = layer.descriptor.size_bytes
@@ -131,7 +131,7 @@ class LayerSpool:
                     return  # the next build continues here
                 if layer.have_bytes != size or check.hexdigest() != wanted:
                     self.damaged = True
-                    self._failed(layer, _damaged(layer))
+                    self._fail(layer, _damage_error(layer))
                     os.ftruncate(file.fileno(), 0)  # its readers have got the error
                     return
         except OSError as error:
@@ -140,7 +140,7 @@ class LayerSpool:
             layer.done = True
             self._changed.notify_all()
 
-    def _failed(self, layer: _LayerDownload, error: BaseException) -> None:
+    def _fail(self, layer: _LayerDownload, error: BaseException) -> None:
         with self._changed:
             layer.error = error
             self._changed.notify_all()
@@ -151,7 +151,7 @@ class LayerSpool:
             os.ftruncate(fd, 0)
         while not self._stopped and (piece := os.pread(fd, _PIECE_BYTES, layer.have_bytes)):
             check.update(piece)
-            self._arrived(layer, len(piece))
+            self._note_arrival(layer, len(piece))
 
     def _stream(self, layer: _LayerDownload, fd: int, check: hashlib._Hash) -> None:
         buffer = memoryview(bytearray(_PIECE_BYTES))
@@ -161,17 +161,17 @@ class LayerSpool:
             with self._changed:
                 self._streams.add(stream)
             try:
-                while not self._stopped and (count := _next(stream, buffer)):
+                while not self._stopped and (count := _read_next(stream, buffer)):
                     if layer.have_bytes + count > layer.descriptor.size_bytes:
                         raise CorruptDataError(f"the layer {digest} is longer than its size")
                     _write(fd, buffer[:count])
                     check.update(buffer[:count])
-                    self._arrived(layer, count)
+                    self._note_arrival(layer, count)
             finally:
                 with self._changed:
                     self._streams.discard(stream)
 
-    def _arrived(self, layer: _LayerDownload, count: int) -> None:
+    def _note_arrival(self, layer: _LayerDownload, count: int) -> None:
         with self._changed:
             layer.have_bytes += count
             self._changed.notify_all()
@@ -192,7 +192,7 @@ class SpooledLayer:
         have = self._spool.wait(self._layer, self._at, self)
         data = os.pread(self._fd, min(size, have - self._at), self._at)
         if not data and have > self._at:
-            raise _damaged(self._layer)  # truncated between the two lines above
+            raise _damage_error(self._layer)  # truncated between the two lines above
         self._at += len(data)
         return data
 
@@ -208,7 +208,7 @@ class SpooledLayer:
             os.close(fd)
 
 
-def _next(stream: BlobStream, buffer: memoryview) -> int:
+def _read_next(stream: BlobStream, buffer: memoryview) -> int:
     """The next bytes; none if the stream reports that all bytes before were wrong."""
     try:
         return stream.readinto(buffer)
@@ -216,7 +216,7 @@ def _next(stream: BlobStream, buffer: memoryview) -> int:
         return 0  # our own digest shows it as well
 
 
-def _damaged(layer: _LayerDownload) -> CorruptDataError:
+def _damage_error(layer: _LayerDownload) -> CorruptDataError:
     return CorruptDataError(
         f"the layer {layer.descriptor.digest} arrived with other bytes than its digest says; it "
         "is not used"

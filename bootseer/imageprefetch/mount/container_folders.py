@@ -24,7 +24,7 @@ def sweep(runtime: str) -> None:
     Does nothing while another process makes or sweeps such folders.
     """
     folder = os.path.join(runtime, FOLDER)
-    with contextlib.suppress(OSError), locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with contextlib.suppress(OSError), lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         sweep_locked(folder)
 
 
@@ -32,7 +32,7 @@ def sweep_locked(folder: str) -> None:
     """As `sweep`, for a folder that the caller has locked."""
     for name in os.listdir(folder):
         own_folder = os.path.join(folder, name)
-        with contextlib.suppress(OSError), locked(own_folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(OSError), lock_folder(own_folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             with contextlib.suppress(BootseerError):
                 unmount(os.path.join(own_folder, TREE), lazily=True)
             remove(own_folder)
@@ -52,7 +52,7 @@ def remove(own_folder: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str, how: int) -> Iterator[None]:
+def lock_folder(path: str, how: int) -> Iterator[None]:
     """Hold the lock of a directory; the kernel frees it with its process."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -122,7 +122,7 @@ def replay_through(
     meanwhile. Raises NotFoundError when there is none, or the image is not mounted any more.
     """
     if not whole_paths(server):
-        raise _unmounted(settings)
+        raise _unmounted_error(settings)
     index, workload, digest = _index_for(settings, server)
     announce_readahead(server, _ranges(index))
     if index.fetch and not index.frames:
@@ -134,12 +134,12 @@ def replay_through(
     except OSError as error:
         raise from_os_error(error, f"open the tree of {settings.ref}") from error
     if root is None:
-        raise _unmounted(settings)
+        raise _unmounted_error(settings)
     _warm(root, index, THREADS, stopped)
     return _result(workload, digest, index)
 
 
-def _unmounted(settings: MountSettings) -> NotFoundError:
+def _unmounted_error(settings: MountSettings) -> NotFoundError:
     return NotFoundError(f"{settings.ref} is unmounted again, or covered; mount it anew")
 
 

@@ -319,7 +319,7 @@ def _dropping_reads(server: server_registry.ServerRecord) -> Iterator[None]:
     """Keep an unmount within the block from waiting for bytes that will never be read.
 
     Before the kernel ends a file system it waits for all of its read-ahead, as long as the
-    registry takes. This thread's kernel stack shows that it is ending: nobody uses it any more.
+    registry takes. This thread's kernel stack shows that it is ending, and not in use any more.
     """
     import threading
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 IDLE_S = 1.0  # between looks for a first step while nothing has been read
 SETTLE_S = 10.0  # an unmount waits so long for a mount that is still coming up
-LOOK_SHARE = 0.1  # who reads less than that of a usual start, and unmounts, only had a look
+LOOK_SHARE = 0.1  # a mount with less than that of a usual start's reads was no start
 
 
 class StartRecording:
@@ -142,7 +142,7 @@ class StartRecording:
         with events.open_writer() as writer:
             try:
                 merged = self._store.add(trace)
-            except BootseerError as error:  # a full disk must not stop anybody's start
+            except BootseerError as error:  # a full disk must not prevent a start
                 writer.point("image.record", "fallback", {"bootseer.reason": str(error)})
                 return None
             attributes["bootseer.image.starts"] = merged.starts

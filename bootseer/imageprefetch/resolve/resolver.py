@@ -233,7 +233,7 @@ class Resolver:
             try:
                 return self._from_registry(digest, block_image)
             except _AWAY as error:
-                if self._kept(digest, block_image) is None:
+                if self._cached_image(digest, block_image) is None:
                     raise
                 image = self.open_kept(digest, block_image)
                 self._note(f"mounted from this node's cache: {error}")
@@ -242,7 +242,7 @@ class Resolver:
 
     def open_kept(self, digest: str, block_image: str) -> ResolvedImage:
         """`open` without the registry. Raises StoreUnavailableError where that is impossible."""
-        kept = self._kept(digest, block_image)
+        kept = self._cached_image(digest, block_image)
         if kept is None:
             raise StoreUnavailableError(f"{self._ref} is not kept here, and its registry is gone")
         self._offline = True
@@ -252,7 +252,7 @@ class Resolver:
             self._offline = False
             raise
 
-    def _kept(self, digest: str, block_image: str) -> KeptImage | None:
+    def _cached_image(self, digest: str, block_image: str) -> KeptImage | None:
         kept = self._cache.image(digest)
         return kept if kept is not None and block_image in ("", kept.block_image) else None
 
@@ -350,7 +350,7 @@ class Resolver:
 
     def _do_without_hot_set(self, error: BootseerError, digest: str, block_image: str) -> None:
         """Go on without the registry's hot set; raise `error` where the cache may have one."""
-        is_kept = isinstance(error, _AWAY) and self._kept(digest, block_image) is not None
+        is_kept = isinstance(error, _AWAY) and self._cached_image(digest, block_image) is not None
         if is_kept or self.look.given_up:
             raise error
         self._note(f"the hot set is not used: {error}")
@@ -411,7 +411,7 @@ class Resolver:
         kept = KeptImage(blobs.block_image, blobs.data, boot.data_bytes, meta, blobs.table.digest)
         path = self._write_meta(digest, meta, boot.meta)
         packs = {workload: pack}
-        return self._resolved(
+        return self._make_resolved(
             digest, kept, path, table, boot=boot, pack=pack, frames=frames, packs=packs
         )
 
@@ -433,7 +433,7 @@ class Resolver:
         path = self._write_meta(digest, digest_of(meta), meta)
         size = parse(table).size_bytes
         kept = KeptImage(blobs.block_image, blobs.data, size, digest_of(meta), blobs.table.digest)
-        return self._resolved(digest, kept, path, table)
+        return self._make_resolved(digest, kept, path, table)
 
     # --- from the cache --------------------------------------------------------------------
 
@@ -447,10 +447,10 @@ class Resolver:
             with contextlib.suppress(OSError, CorruptDataError):
                 frames = CachedFrames.open(pack_path, pack)
                 boot = check_boot(frames.boot(pack), pack.boot_digest)
-                return self._resolved(
+                return self._make_resolved(
                     digest, kept, path, table, boot=boot, pack=pack, frames=frames
                 )
-        return self._resolved(digest, kept, path, table)
+        return self._make_resolved(digest, kept, path, table)
 
     def _cached_packs(self, digest: str, kept: KeptImage) -> Iterator[tuple[str, KeptPack]]:
         """The packs that this node can replay, the best first: fetched ones, then its own."""
@@ -490,7 +490,7 @@ class Resolver:
             raise from_os_error(error, f"keep {path}") from error
         return path
 
-    def _resolved(
+    def _make_resolved(
         self,
         digest: str,
         kept: KeptImage,

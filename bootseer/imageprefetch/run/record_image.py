@@ -96,7 +96,7 @@ def record(
         work = os.path.dirname(tree)
         events, traces = os.path.join(work, "events"), os.path.join(work, "traces")
         os.mkdir(events)
-        os.chmod(events, 0o777)  # the image's user, whoever that is, reports the first step there
+        os.chmod(events, 0o777)  # any user of the image may report the first step there
         config = _fetch_config(settings)
         with temporary_mounts.unmounting(tree, runtime):
             mounted = mount.mount(_mount_settings(settings, tree, events, cache, traces))

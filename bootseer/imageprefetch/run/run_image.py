@@ -111,7 +111,7 @@ def run(
 
 
 def _when_terminated(container: _Container) -> Callable[[], None]:
-    """What tells the image's server that the container is asked to end."""
+    """The callback that notes for the image's server that the container is asked to end."""
     mounted = container.mounted
     if mounted is None or not mounted.state:
         return lambda: None

@@ -16,7 +16,7 @@ from bootseer.imageprefetch.mount import mount
 from bootseer.imageprefetch.mount.container_folders import (
     FOLDER,
     TREE,
-    locked,
+    lock_folder,
     remove,
     sweep_locked,
 )
@@ -34,11 +34,11 @@ def directory(runtime: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            with locked(folder, fcntl.LOCK_EX):
+            with lock_folder(folder, fcntl.LOCK_EX):
                 sweep_locked(folder)
                 own_folder = os.path.join(folder, os.urandom(8).hex())
                 os.mkdir(own_folder, mode=0o700)
-                stack.enter_context(locked(own_folder, fcntl.LOCK_EX))
+                stack.enter_context(lock_folder(own_folder, fcntl.LOCK_EX))
             tree = os.path.join(own_folder, TREE)
             os.mkdir(tree)
         except OSError as error:

@@ -76,7 +76,7 @@ class Database(Closing):
     @classmethod
     def open(cls, path: str) -> Database:
         """Open the file, created when missing. Raises CorruptDataError for a damaged one."""
-        with _mapped(path):
+        with _map_errors(path):
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -103,8 +103,8 @@ class Database(Closing):
             self._db.close()
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _mapped(self._path):
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, _map_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -114,7 +114,7 @@ class Database(Closing):
             self._db.execute("COMMIT")
 
     def _rows(self, where: str, values: Sequence[Any] = ()) -> list[Snapshot]:
-        with self._lock, _mapped(self._path):
+        with self._lock, _map_errors(self._path):
             return _select(self._db, where, values)
 
     # --- reading ----------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Database(Closing):
     def chain(self, name: str) -> list[Snapshot]:
         """A snapshot and its parents, nearest first; empty for "". Raises NotFoundError."""
         out: list[Snapshot] = []
-        with self._lock, _mapped(self._path):
+        with self._lock, _map_errors(self._path):
             while name:
                 out.append(_one(_select(self._db, "name = ?", (name,)), name))
                 name = out[-1].parent
@@ -153,7 +153,7 @@ class Database(Closing):
 
     def images(self) -> list[StockImage]:
         """The images that have, or had, remote snapshots."""
-        with self._lock, _mapped(self._path):
+        with self._lock, _map_errors(self._path):
             rows = self._db.execute("SELECT digest, reference, layers FROM images").fetchall()
         return [
             StockImage(digest, name, tuple(json.loads(layers))) for digest, name, layers in rows
@@ -186,7 +186,7 @@ class Database(Closing):
         """
         now = time.time_ns()
         row = Snapshot(name, parent, kind, now, now, folder, dict(labels))
-        with self._changing() as db:
+        with self._transaction() as db:
             _check_parent(db, parent)
             _insert(db, row)
         return row
@@ -203,7 +203,7 @@ class Database(Closing):
             name, parent, Kind.COMMITTED, now, now, "", dict(labels), NOTHING,
             image.digest, depth, depth == len(image.layers) - 1,
         )  # fmt: skip
-        with self._changing() as db:
+        with self._transaction() as db:
             exists = bool(_select(db, "name = ? AND image != ''", (name,)))
             if not exists:
                 _check_parent(db, parent)
@@ -221,7 +221,7 @@ class Database(Closing):
         Raises NotFoundError, SnapshotStateError (a view), SnapshotExistsError.
         """
         now = time.time_ns()
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (key,)), key)
             if row.kind is not Kind.ACTIVE:
                 raise SnapshotStateError(
@@ -241,7 +241,7 @@ class Database(Closing):
 
         Raises NotFoundError, and SnapshotStateError while others depend on it.
         """
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (name,)), name)
             child = db.execute("SELECT name FROM snapshots WHERE parent = ?", (name,)).fetchone()
             if child is not None:
@@ -257,7 +257,7 @@ class Database(Closing):
         A label with an empty value is removed, as containerd does. Raises NotFoundError, and
         UsageError for a path that cannot be changed.
         """
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (name,)), name)
             new = replace(
                 row, labels=_changed_labels(row, labels, paths), updated_ns=time.time_ns()
@@ -270,7 +270,7 @@ class Database(Closing):
 
     def forget_image(self, digest: str) -> bool:
         """Remove an image without remote snapshots; False while it has one."""
-        with self._changing() as db:
+        with self._transaction() as db:
             if _select(db, "image = ?", (digest,)):
                 return False
             db.execute("DELETE FROM images WHERE digest = ?", (digest,))
@@ -333,7 +333,7 @@ def _one(rows: Sequence[Snapshot], name: str) -> Snapshot:
 
 
 @contextmanager
-def _mapped(path: str) -> Iterator[None]:
+def _map_errors(path: str) -> Iterator[None]:
     """Raise SQLite's errors as ours."""
     try:
         yield

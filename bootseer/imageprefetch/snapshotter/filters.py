@@ -122,7 +122,7 @@ class _Reader:
     def field(self) -> str:
         self._skip()
         if self.text.startswith('"', self.at):
-            return self._quoted('"')
+            return self._read_quoted('"')
         name = self._match(_FIELD)
         if name is None:
             raise self.error("a field's name was expected")
@@ -136,13 +136,13 @@ class _Reader:
         self._skip()
         mark = self.text[self.at : self.at + 1]
         if mark == '"' or (regular and mark in ("/", "|")):
-            return self._quoted(mark)
+            return self._read_quoted(mark)
         value = self._match(_VALUE) if mark not in ("/", "|") else None
         if value is None:
             raise self.error("a value was expected")
         return value
 
-    def _quoted(self, mark: str) -> str:
+    def _read_quoted(self, mark: str) -> str:
         match = _QUOTED[mark].match(self.text, self.at)
         if match is None:
             raise self.error("the quote is not closed")

@@ -184,7 +184,7 @@ class ImageTrees:
 
     def _ensure_mounted(self, image: StockImage) -> str:
         mount_point = self._mount_point(image.digest)
-        with self._lock_of(mount_point), _mapped(f"mount {image.reference}"):
+        with self._lock_of(mount_point), _map_errors(f"mount {image.reference}"):
             if not self._mounter.answers(mount_point):
                 self._mounter.umount(mount_point)
                 os.makedirs(mount_point, mode=0o700, exist_ok=True)
@@ -194,7 +194,7 @@ class ImageTrees:
 
     def _ensure_unpacked(self, row: Snapshot, image: StockImage) -> str:
         folder = self._tree_folder(row)
-        with self._lock_of(folder), _mapped(f"unpack {image.reference}"):
+        with self._lock_of(folder), _map_errors(f"unpack {image.reference}"):
             tree, draft = os.path.join(folder, _TREE), os.path.join(folder, "new")
             if not os.path.isdir(tree):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -212,10 +212,10 @@ class ImageTrees:
         return tree
 
     def _mount_point(self, digest: str) -> str:
-        return os.path.join(self._mounts, _short(digest))
+        return os.path.join(self._mounts, _hash_name(digest))
 
     def _tree_folder(self, row: Snapshot) -> str:
-        return os.path.join(self._trees, _short(row.name))  # labels may change under containers
+        return os.path.join(self._trees, _hash_name(row.name))  # labels may change under containers
 
     # --- life -------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ def _key(layer: RequestedLayer) -> tuple[str, str]:
     return layer.reference, layer.digest
 
 
-def _short(name: str) -> str:
+def _hash_name(name: str) -> str:
     """A directory's name for a digest or a snapshot's name."""
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
@@ -326,7 +326,7 @@ def _discard(folder: str) -> None:
 
 
 @contextmanager
-def _mapped(action: str) -> Iterator[None]:
+def _map_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
