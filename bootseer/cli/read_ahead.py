@@ -94,7 +94,7 @@ _IMAGE_MOUNT = """
     bootseer/system/readiness bootseer/system/fork bootseer/fuse/serve/__init__
     bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
     lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
-    bootseer/system/mount_calls bootseer/blockimage/erofs_mount
+    bootseer/system/libc bootseer/system/mount_calls bootseer/blockimage/erofs_mount
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
     bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts

@@ -13,6 +13,7 @@ import os
 from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent
+from bootseer.system.libc import last_error, libc
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -25,8 +26,8 @@ class Asker:
     """Asks about files; knows of which ones this process is told the truth. `owns_all`: of all."""
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._mmap, self._munmap, self._mincore = libc.mmap, libc.munmap, libc.mincore
+        calls = map(libc().__getitem__, ("mmap", "munmap", "mincore"))
+        self._mmap, self._munmap, self._mincore = calls
         self._mmap.restype = ctypes.c_void_p
         size, address = ctypes.c_size_t, ctypes.c_void_p
         self._mmap.argtypes = (
@@ -71,14 +72,12 @@ class Asker:
     def _step(self, fd: int, offset: int, length: int) -> list[Extent]:
         address = self._mmap(None, length, _PROT_READ, _MAP_PRIVATE, fd, offset)
         if address == _MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise last_error()
         try:
             pages = bytearray(-(-length // PAGE_BYTES))
             into = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
             if self._mincore(address, length, ctypes.addressof(into)):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
+                raise last_error()
             del into
         finally:
             self._munmap(address, length)
