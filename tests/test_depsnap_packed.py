@@ -19,6 +19,7 @@ from bootseer.depsnap.shared_tree import cache as treecache
 from bootseer.depsnap.shared_tree import mounts, packed, placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
+from bootseer.system import mount_calls
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -245,7 +246,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     code = (
         "import sys\n"
-        "from bootseer.depsnap.shared_tree import mounts, packed\n"
+        "from bootseer.depsnap.shared_tree import packed\n"
         "real = packed.mount\n"
         "def late(*words):\n"
         "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
@@ -372,4 +373,4 @@ def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
     try:
         until(lambda: share_in_memory(meta) == 1, "the metadata in memory")
     finally:
-        mounts.unmount(str(mounted))
+        mount_calls.unmount(str(mounted))

@@ -1,42 +1,12 @@
-"""mount(2) and umount2(2) through the C library, and what is mounted. Linux only."""
+"""What is mounted, and in which namespace. Linux only."""
 
 from __future__ import annotations
 
 import os
 import re
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 0x1, 0x2, 0x4, 0x20
-MS_NOATIME, MS_BIND = 0x400, 0x1000
-"""Flags of mount(2), from `linux/mount.h`."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The machine's own PID namespace, from `linux/proc_ns.h`: all processes are seen from there."""
-
-
-def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    """Raises OSError with errno, the target as its file name."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = libc.mount(
-        os.fsencode(source),
-        os.fsencode(target),
-        kind.encode(),
-        ctypes.c_ulong(flags),
-        os.fsencode(options) or None,
-    )
-    if code:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
-
-
-def unmount(target: str) -> None:
-    """Raises OSError (EBUSY while in use)."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(target), 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
 
 
 def mounted(target: str) -> bool:

@@ -15,7 +15,7 @@ from bootseer.depsnap.restore import staging
 from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import Digest
 from bootseer.light_dataclasses import dataclass
-from bootseer.system import sha256
+from bootseer.system import mount_calls, sha256
 from bootseer.system.atomic import replace_file
 from bootseer.system.processes import boot_id
 
@@ -161,5 +161,5 @@ def forget(folder: str) -> None:
     for name in (PRIVATE, IMAGE):
         place = os.path.join(folder, name)
         if mounts.mounted(place):
-            mounts.unmount(place)
+            mount_calls.unmount(place)
     staging.remove_tree(folder)

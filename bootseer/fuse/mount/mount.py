@@ -24,12 +24,13 @@ from bootseer.fuse.mount.mount_point import (
     clear_stale,
     run_helper,
 )
+from bootseer.system import mount_calls
+from bootseer.system.mount_calls import MS_NODEV, MS_NOSUID, MS_RDONLY
 
 if TYPE_CHECKING:
     import socket
 
 DEVICE = "/dev/fuse"
-MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
 
 
 def open_mount(mountpoint: str, options: MountOptions) -> int:
@@ -127,32 +128,22 @@ def _data(options: MountOptions) -> str:
 
 
 def _mount_as_root(mountpoint: str, options: MountOptions) -> int:
-    import ctypes
-
     descriptor = open_device()
     data = f"fd={descriptor},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if options.read_only else 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = libc.mount(
-        options.fsname.encode(),
-        os.fsencode(mountpoint),
-        KIND.encode(),
-        ctypes.c_ulong(flags),
-        f"{data},{_data(options)}".encode(),
-    )
-    if code == 0:
-        return descriptor
-    number = ctypes.get_errno()
-    os.close(descriptor)
-    error = OSError(number, os.strerror(number), mountpoint)
-    if number == errno.ENODEV:
-        raise NotSupportedError(f"this kernel has no FUSE: {OTHER_WAYS}") from error
-    if number == errno.EPERM:
-        raise AccessDeniedError(
-            f"mount at {mountpoint} was refused, though CAP_SYS_ADMIN is there (seccomp or "
-            f"AppArmor): pass a mounted descriptor as /dev/fd/N, or {OTHER_WAYS}"
-        ) from error
-    raise from_os_error(error, f"mount at {mountpoint}") from error
+    try:
+        mount_calls.mount(options.fsname, mountpoint, KIND, flags, f"{data},{_data(options)}")
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.ENODEV:
+            raise NotSupportedError(f"this kernel has no FUSE: {OTHER_WAYS}") from error
+        if error.errno == errno.EPERM:
+            raise AccessDeniedError(
+                f"mount at {mountpoint} was refused, though CAP_SYS_ADMIN is there (seccomp or "
+                f"AppArmor): pass a mounted descriptor as /dev/fd/N, or {OTHER_WAYS}"
+            ) from error
+        raise from_os_error(error, f"mount at {mountpoint}") from error
+    return descriptor
 
 
 def _mount_by_helper(mountpoint: str, options: MountOptions) -> int:

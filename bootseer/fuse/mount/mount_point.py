@@ -17,6 +17,7 @@ from bootseer.errors import (
     NotSupportedError,
     from_os_error,
 )
+from bootseer.system import mount_calls
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,7 +28,6 @@ OTHER_WAYS = (
     "read it without a mount: `bootseer stripe get`, the fsspec file system `striped::URL`, "
     "or `bootseer.stripedfs.open`"
 )
-MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 0x1, 0x2, 0x8
 HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
 _CAP_SYS_ADMIN = 21
@@ -186,19 +186,17 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
     """
     mountpoint = absolute(mountpoint)
     if can_mount():
-        import ctypes
-
-        flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0) | (MNT_FORCE if force else 0)
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(mountpoint), flags) == 0:
-            return
-        number = ctypes.get_errno()
-        if number == errno.EBUSY:
-            raise BusyError(f"{mountpoint} is in use; close its files, or unmount it lazily")
-        if number in (errno.EINVAL, errno.ENOENT):
-            raise NotFoundError(f"nothing is mounted at {mountpoint}; check the path")
-        error = OSError(number, os.strerror(number), mountpoint)
-        raise from_os_error(error, f"unmount {mountpoint}") from error
+        try:
+            mount_calls.unmount(mountpoint, lazily=lazily, force=force)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                busy = f"{mountpoint} is in use; close its files, or unmount it lazily"
+                raise BusyError(busy) from error
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                none = f"nothing is mounted at {mountpoint}; check the path"
+                raise NotFoundError(none) from error
+            raise from_os_error(error, f"unmount {mountpoint}") from error
+        return
     words = ["-u", "-q", *(["-z"] if lazily or force else []), "--", mountpoint]
     done = run_helper(words)
     if done.returncode:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
 import stat
 from collections.abc import Iterator, Sequence
 
-# openat2(2) has one number on every architecture.
-_OPENAT2 = 437
-_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
-_RESOLVE = _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
 
 DEFAULT_ROOTS = ("/",)
 PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
 """Not looked at below a root: what changes with every start is nothing to read ahead."""
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
 
 
 def resolved(roots: Sequence[str]) -> tuple[str, ...]:
@@ -99,9 +86,8 @@ class Opener:
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._roots: list[tuple[str, int]] = []
-        self._by_kernel = platform.machine() in ("x86_64", "aarch64")
+        self._by_kernel = True
         for root in sorted(resolved(roots), key=len, reverse=True):
             try:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -142,15 +128,11 @@ class Opener:
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._by_kernel:
             relative = os.fsencode(path[len(root.rstrip("/")) + 1 :])
-            how = _OpenHow(flags, 0, _RESOLVE)
-            fd = self._libc.syscall(
-                _OPENAT2, root_fd, relative, ctypes.byref(how), ctypes.sizeof(how)
-            )
-            if fd >= 0:
-                return int(fd)
-            number = ctypes.get_errno()
-            if number not in (errno.ENOSYS, errno.EPERM):
-                raise OSError(number, os.strerror(number), path)
+            try:
+                return open_in(root_fd, relative, flags, NO_MOUNTS | NO_SYMLINKS | BENEATH)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.EPERM):
+                    raise OSError(error.errno, error.strerror, path) from None
             self._by_kernel = False  # an old kernel, or a filter of system calls
         if os.path.realpath(path) != path:
             raise OSError(errno.ELOOP, "a symlink is on the way", path)

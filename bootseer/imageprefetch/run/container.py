@@ -34,14 +34,22 @@ from bootseer.imageprefetch.run.podman_options import (
 )
 from bootseer.system.fork import end_with_parent
 from bootseer.system.libc import last_error, libc
-from bootseer.system.mount_calls import IN_ROOT, open_in
+from bootseer.system.mount_calls import (
+    IN_ROOT,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    mount,
+    open_in,
+)
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GRACE_S = 10.0
 _POLL_S = 0.05
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What would change podman itself, were it in its environment; none of it is a secret.
 _PODMANS_OWN = re.compile(
@@ -329,13 +337,13 @@ def _leave(status: int) -> NoReturn:
 
 
 def _inner(command: Command, work: str) -> NoReturn:
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-    _mount("bootseer", work, "tmpfs", 0)
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount("bootseer", work, "tmpfs", 0)
     places = [os.path.join(work, name) for name in ("upper", "work", "root")]
     for place in places:
         os.mkdir(place)
     options = f"lowerdir={command.tree},upperdir={places[0]},workdir={places[1]}"
-    _mount("overlay", places[2], "overlay", 0, options)
+    mount("overlay", places[2], "overlay", 0, options)
     host = {name: os.open(name, os.O_PATH | os.O_CLOEXEC) for name in ("/dev", "/sys")}
     if command.events_dir:
         host[EVENTS_INSIDE] = os.open(command.events_dir, os.O_PATH | os.O_CLOEXEC)
@@ -343,10 +351,10 @@ def _inner(command: Command, work: str) -> NoReturn:
     os.chdir("/")
     # From here on no link of the image can lead out of its tree.
     os.makedirs("/proc", exist_ok=True)
-    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for target, fd in host.items():
         os.makedirs(target, exist_ok=True)
-        _mount(f"/proc/self/fd/{fd}", target, "", _MS_BIND | _MS_REC)
+        mount(f"/proc/self/fd/{fd}", target, "", MS_BIND | MS_REC)
     # The first process of a namespace hears only signals that it handles: be that for the command.
     pid = os.fork()
     if pid:
@@ -372,12 +380,6 @@ def _inner(command: Command, work: str) -> NoReturn:
     os.chdir(directory)
     variables = command.variables()
     os.execvpe(command.words[0], list(command.words), variables)
-
-
-def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    words = [os.fsencode(word) for word in (source, target, kind)]
-    if libc().mount(*words, flags, os.fsencode(data)):
-        raise last_error(target)
 
 
 def _identity(user: str) -> tuple[int, int] | None:
