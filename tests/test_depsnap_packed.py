@@ -16,10 +16,11 @@ from snaptrees import describe, leftovers, pack, rich, write
 from waiting import until
 
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import mounts, packed, placement_records, tree
+from bootseer.depsnap.shared_tree import packed, placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
 from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -216,9 +217,9 @@ def test_killed_between_its_two_mounts_the_next_start_clears_and_places(node: Pa
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False)
     assert done.returncode == -9
     (record,) = placement_records.all_records(node.cache)
-    assert mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
+    assert is_mounted(os.path.join(record.folder, placement_records.IMAGE))
     node.place()
-    assert not mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
+    assert not is_mounted(os.path.join(record.folder, placement_records.IMAGE))
     assert _shown(node) == _without_links(describe(node.root))
 
 
@@ -235,7 +236,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
     assert done.returncode == -9
     (left,) = folder.iterdir()
-    assert mounts.mounted(str(left / "shown"))
+    assert is_mounted(str(left / "shown"))
     assert packed.works_in(str(folder))
     assert list(folder.iterdir()) == []
 

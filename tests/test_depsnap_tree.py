@@ -17,10 +17,11 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import mounts, placement_records, tree
+from bootseer.depsnap.shared_tree import placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
     made = Shared(tmp_path)
     yield made
     tree.unplace(str(made.target), made.cache)
-    assert not mounts.mounted(str(made.target))
+    assert not is_mounted(str(made.target))
 
 
 def test_unpacked_once_then_found(shared: Shared) -> None:

@@ -16,7 +16,6 @@ import struct
 from typing import NamedTuple
 
 from bootseer.errors import BusyError, NotSupportedError, from_os_error
-from bootseer.fuse.mount.mount_point import all_mounts
 from bootseer.system.mount_calls import (
     ATTR_ATIME,
     ATTR_NOATIME,
@@ -34,6 +33,7 @@ from bootseer.system.mount_calls import (
     clone_tree,
     mount,
 )
+from bootseer.system.mountinfo import all_mounts
 
 KIND = "erofs"
 READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again

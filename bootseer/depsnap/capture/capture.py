@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta, Tree
+from bootseer.system.mountinfo import all_mounts
 
 # Kernel file systems and such whose contents mean nothing elsewhere.
 _PSEUDO_NAMES = (
@@ -18,7 +18,6 @@ _PSEUDO_NAMES = (
 )
 PSEUDO = frozenset(_PSEUDO_NAMES.split())
 TEMPORARY = ("/tmp", "/var/tmp", "/var/cache", "/var/log", "/run", "/proc", "/sys", "/dev")
-_OCTAL = re.compile(rb"\\([0-7]{3})")
 CACHES = (".cache", ".npm/_cacache")
 
 
@@ -60,18 +59,11 @@ def _temporary() -> str:
 
 def _mounts(*, every: bool) -> list[str]:
     """Mount points of pseudo and network file systems; with `every`, all but the root's own."""
-    found = []
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                path = left.split(" ")[4].encode("utf-8", "surrogateescape")
-                if every or right.split(" ", 1)[0] in PSEUDO:
-                    # Spaces and such stand as octal escapes there.
-                    found.append(os.fsdecode(_OCTAL.sub(lambda m: bytes([int(m[1], 8)]), path)))
-    except (OSError, ValueError, IndexError):
+        mounts = all_mounts()
+    except (OSError, ValueError):
         return []
-    return [path for path in found if path != "/"]
+    return [m.target for m in mounts if m.target != "/" and (every or m.kind in PSEUDO)]
 
 
 def before(roots: Sequence[str], exclude: Sequence[str]) -> list[Tree]:

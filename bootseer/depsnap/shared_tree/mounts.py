@@ -1,45 +1,11 @@
-"""What is mounted, and in which namespace. Linux only."""
+"""Mount and PID namespaces. Linux only."""
 
 from __future__ import annotations
 
 import os
-import re
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The machine's own PID namespace, from `linux/proc_ns.h`: all processes are seen from there."""
-
-
-def mounted(target: str) -> bool:
-    """Whether something is mounted exactly at `target` in this mount namespace."""
-    return os.fsencode(target) in _mount_points()
-
-
-def below(target: str) -> list[str]:
-    """Mount points strictly below `target`, which a mount over it would hide."""
-    prefix = os.fsencode(target.rstrip("/") + "/")
-    return [os.fsdecode(p) for p in _mount_points() if p.startswith(prefix) and p != prefix]
-
-
-def kinds() -> list[tuple[str, str]]:
-    """Mount points and their file systems' names, those mounted later behind earlier ones.
-
-    Raises OSError without /proc.
-    """
-    with open("/proc/self/mountinfo", "rb") as file:
-        lines = [line.partition(b" - ") for line in file]
-    return [
-        (os.fsdecode(_unescape(mount.split(b" ", 5)[4])), kind.split(b" ", 1)[0].decode())
-        for mount, _, kind in lines
-    ]
-
-
-def _mount_points() -> list[bytes]:
-    return [os.fsencode(point) for point, _ in kinds()]
-
-
-def _unescape(field: bytes) -> bytes:
-    """mountinfo writes space, tab, newline and backslash as three octal digits."""
-    return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field)
 
 
 def namespace() -> int:

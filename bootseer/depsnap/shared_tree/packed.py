@@ -15,10 +15,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, HOST_XATTRS, XAttrs
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,6 +231,6 @@ def _clear_dead(trial: str) -> None:
 def _clear(trial: str) -> None:
     for name in ("shown", "image"):
         place = os.path.join(trial, name)
-        if mounts.mounted(place):
+        if is_mounted(place):
             mount_calls.unmount(place)
     staging.remove_tree(trial)

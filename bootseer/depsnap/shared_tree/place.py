@@ -20,10 +20,11 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import cache, mounts, packed, placement_records
+from bootseer.depsnap.shared_tree import cache, packed, placement_records
 from bootseer.depsnap.types import Digest, Placement, SharedTree, absolute
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 from bootseer.system import mount_calls
+from bootseer.system.mountinfo import all_mounts, is_mounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -251,9 +252,10 @@ def _check_seen(cache_dir: str, target: str) -> None:
         raise NotSupportedError(f"the working directory lies in {target} and would stay beneath")
     if _inside(cache_dir, target):
         raise NotSupportedError(f"the cache lies in {target} and would be hidden")
-    hidden = mounts.below(target)
-    if hidden:
-        raise NotSupportedError(f"{hidden[0]} is mounted below {target} and would be hidden")
+    for mounted in all_mounts():
+        if mounted.target != target and _inside(mounted.target, target):
+            hidden = f"{mounted.target} is mounted below {target} and would be hidden"
+            raise NotSupportedError(hidden)
 
 
 def _inside(path: str, above: str) -> bool:
@@ -386,7 +388,7 @@ def _undo(folder: str, target: str, form: Form, created: bool) -> None:
             os.unlink(target)
             if not created:
                 os.mkdir(target)
-    elif mounts.mounted(target):
+    elif is_mounted(target):
         mount_calls.unmount(target)
     _remove_empty(target, created and form != "symlink")
     placement_records.forget(folder)

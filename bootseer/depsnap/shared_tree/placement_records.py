@@ -17,6 +17,7 @@ from bootseer.depsnap.types import Digest
 from bootseer.light_dataclasses import dataclass
 from bootseer.system import mount_calls, sha256
 from bootseer.system.atomic import replace_file
+from bootseer.system.mountinfo import is_mounted
 from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False
@@ -55,7 +56,7 @@ class Record:
         if self.boot != boot_id():
             return False
         if self.namespace == mounts.namespace():
-            return self.form != "symlink" and mounts.mounted(self.target)
+            return self.form != "symlink" and is_mounted(self.target)
         return False if mounts.ended(self.namespace, self.pid_namespace) else None
 
     @property
@@ -160,6 +161,6 @@ def forget(folder: str) -> None:
     """Remove a placement's record and layers, and what is mounted in its folder."""
     for name in (PRIVATE, IMAGE):
         place = os.path.join(folder, name)
-        if mounts.mounted(place):
+        if is_mounted(place):
             mount_calls.unmount(place)
     staging.remove_tree(folder)

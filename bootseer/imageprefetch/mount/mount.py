@@ -24,11 +24,12 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.fuse.mount import mount_point
-from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system.mountinfo import all_mounts, shown_at
 
 if TYPE_CHECKING:
     from _socket import socket
