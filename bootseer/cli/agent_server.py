@@ -17,6 +17,7 @@ import sys
 
 from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system.processes import mount_namespace
 from bootseer.system.readiness import readable
 
 COMMANDS = (["image", "mount"], ["image", "umount"])
@@ -73,7 +74,7 @@ def serve(runtime: str) -> None:
     gc.freeze()  # or each fork's first collection would copy all of it
     with contextlib.ExitStack() as stack:
         lock, listening = _listen(path, stack)
-        namespace = os.readlink("/proc/self/ns/mnt")
+        namespace = mount_namespace()
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -129,7 +130,7 @@ def _reap() -> None:
             pass
 
 
-def _handle(link: socket.socket, namespace: str, ours: tuple[int, int]) -> None:
+def _handle(link: socket.socket, namespace: int, ours: tuple[int, int]) -> None:
     """Fork for one request; whatever it says, the agent goes on."""
     pid = os.fork()
     if pid:
@@ -191,13 +192,13 @@ def _leave(link: socket.socket, code: int) -> None:
         link.sendall(bytes([code & 255]))
 
 
-def _run(link: socket.socket, namespace: str) -> int:
+def _run(link: socket.socket, namespace: int) -> int:
     """Run the command of a request as its caller would have; returns its exit code."""
     link.settimeout(_TAKEN_S)
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     body, fds = _receive(link)
-    if len(fds) != _STREAMS or uid != os.geteuid() or _namespace_of(pid) != namespace:
+    if len(fds) != _STREAMS or uid != os.geteuid() or not _lives_in(namespace, pid):
         return REFUSED
     args, environ = parse(body)
     if args[:2] not in (*COMMANDS, MOUNTING):
@@ -247,12 +248,12 @@ def _mount(settings: str) -> int:
     return 0
 
 
-def _namespace_of(pid: int) -> str:
-    """The mount namespace of a process, by the kernel's word; "" where it cannot be told."""
+def _lives_in(namespace: int, pid: int) -> bool:
+    """Whether a process lives in a mount namespace; False where it cannot be told."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
+        return mount_namespace(pid) == namespace
     except OSError:
-        return ""
+        return False
 
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:

@@ -12,13 +12,17 @@ import os
 from collections.abc import Iterator
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import Digest
 from bootseer.light_dataclasses import dataclass
 from bootseer.system import mount_calls, sha256
 from bootseer.system.atomic import replace_file
 from bootseer.system.mountinfo import is_mounted
-from bootseer.system.processes import boot_id
+from bootseer.system.processes import (
+    boot_id,
+    mount_namespace,
+    mount_namespace_has_ended,
+    pid_namespace,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,9 +59,10 @@ class Record:
             return True
         if self.boot != boot_id():
             return False
-        if self.namespace == mounts.namespace():
+        if self.namespace == mount_namespace():
             return self.form != "symlink" and is_mounted(self.target)
-        return False if mounts.ended(self.namespace, self.pid_namespace) else None
+        ended = mount_namespace_has_ended(self.namespace, self.pid_namespace)
+        return False if ended else None
 
     @property
     def linked(self) -> bool:
@@ -78,7 +83,7 @@ class Record:
 
 def folder_of(cache_dir: str, target: str) -> str:
     """Where a placement made now, in this mount namespace, has its record."""
-    name = f"{mounts.namespace()} ".encode() + os.fsencode(target)
+    name = f"{mount_namespace()} ".encode() + os.fsencode(target)
     digest = sha256.of_bytes(name)[:32]
     return os.path.join(os.path.abspath(cache_dir), "placements", digest)
 
@@ -103,8 +108,8 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
         "digest": digest,
         "source": source,
         "created": created,
-        "namespace": mounts.namespace(),
-        "pid_namespace": mounts.pid_namespace(),
+        "namespace": mount_namespace(),
+        "pid_namespace": pid_namespace(),
         "boot": boot_id(),
     }
     # Not synced: it holds for this boot alone.

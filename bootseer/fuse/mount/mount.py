@@ -26,6 +26,7 @@ from bootseer.fuse.mount.mount_point import (
 )
 from bootseer.system import mount_calls
 from bootseer.system.mount_calls import MS_NODEV, MS_NOSUID, MS_RDONLY
+from bootseer.system.proc_files import own_status
 
 if TYPE_CHECKING:
     import socket
@@ -173,12 +174,7 @@ def _refused(mountpoint: str, said: str) -> BootseerError:
     hint = "allow it, pass a mounted descriptor as /dev/fd/N, or " + OTHER_WAYS
     if "allow_other" in said:
         hint = "put user_allow_other in /etc/fuse.conf, or mount without allow_other"
-    elif "ermitted" in said and _no_new_privileges():
+    elif "ermitted" in said and own_status("NoNewPrivs") == "1":
         hint = "this process has no_new_privs: pass a mounted descriptor as /dev/fd/N, or "
         hint += OTHER_WAYS
     return AccessDeniedError(f"fusermount3 did not mount at {mountpoint} ({said}): {hint}")
-
-
-def _no_new_privileges() -> bool:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return any(line.split() == ["NoNewPrivs:", "1"] for line in file)

@@ -18,6 +18,7 @@ from bootseer.errors import (
 )
 from bootseer.system import mount_calls
 from bootseer.system.mountinfo import Mounted, all_mounts
+from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,7 +31,6 @@ OTHER_WAYS = (
 )
 HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
-_CAP_SYS_ADMIN = 21
 _PROBE_S = 2.0
 _MOST_LINKS = 40  # as the kernel
 
@@ -66,11 +66,7 @@ def _look(mountpoint: str) -> tuple[str, Mounted | None]:
 
 def can_mount() -> bool:
     """Whether this process is root with CAP_SYS_ADMIN (container roots often lack it)."""
-    if os.geteuid() != 0:
-        return False
-    with open("/proc/self/status", encoding="ascii") as file:
-        effective = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
+    return os.geteuid() == 0 and has_capability(CAP_SYS_ADMIN)
 
 
 def is_passed(mountpoint: str) -> bool:

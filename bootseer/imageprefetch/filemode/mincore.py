@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.system.libc import last_error, libc
+from bootseer.system.proc_files import CAP_FOWNER, has_capability
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _STEP_BYTES = 1 << 30
 _ODD = bytes(value & 1 for value in range(256))
-_CAP_FOWNER = 3
 
 
 class Asker:
@@ -41,7 +41,7 @@ class Asker:
         self._munmap.argtypes = (address, size)
         self._mincore.argtypes = (address, size, address)
         self._uid = os.geteuid()
-        self.owns_all = effective_capability(_CAP_FOWNER)
+        self.owns_all = has_capability(CAP_FOWNER)
         self._supported = mmap.PAGESIZE == PAGE_BYTES
 
     def may_ask(self, status: os.stat_result, path: str) -> bool:
@@ -94,18 +94,6 @@ def page_runs(marks: bytes, offset: int) -> list[Extent]:
         out.append(Extent(offset + at * PAGE_BYTES, (end - at) * PAGE_BYTES))
         at = marks.find(1, end)
     return out
-
-
-def effective_capability(number: int) -> bool:
-    """Whether this process has a capability; False where that cannot be told."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("CapEff:"):
-                    return bool(int(line.split()[1], 16) >> number & 1)
-    except (OSError, ValueError):
-        pass
-    return False
 
 
 class Seen(NamedTuple):
