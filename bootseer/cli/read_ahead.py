@@ -22,7 +22,7 @@ _DEPS_RUN = """
     bootseer/depsnap/key/script bootseer/depsnap/key/options
     bootseer/depsnap/key/install_command lib-dynload/math lib-dynload/select
     bootseer/system/__init__ bootseer/system/readiness bootseer/system/regular_files
-    bootseer/depsnap/key/pip_settings bootseer/depsnap/key/uv_settings
+    bootseer/system/paths bootseer/depsnap/key/pip_settings bootseer/depsnap/key/uv_settings
     bootseer/depsnap/key/project bootseer/depsnap/key/install_roots contextlib _weakrefset
     threading lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed
@@ -92,18 +92,18 @@ _IMAGE_MOUNT = """
     encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
     bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text
     bootseer/cli/image/__init__ bootseer/cli/image/outcome bootseer/fuse/__init__
-    bootseer/system/readiness bootseer/system/fork bootseer/fuse/serve/__init__
-    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/system/libc
-    bootseer/system/mount_calls bootseer/system/mountinfo bootseer/system/proc_files
-    bootseer/fuse/mount/mount_point lib-dynload/fcntl bootseer/blockimage/erofs_mount
-    lib-dynload/_ctypes ctypes/_endian ctypes/__init__ bootseer/imageprefetch/__init__
-    bootseer/imageprefetch/mount/__init__ bootseer/imageprefetch/mount/server_registry
-    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/run/__init__
-    bootseer/imageprefetch/run/interrupts lib-dynload/mmap bootseer/fuse/operations
-    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
-    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
-    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/system/readiness bootseer/system/fork bootseer/system/paths
+    bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
+    bootseer/system/libc bootseer/system/mount_calls bootseer/system/mountinfo
+    bootseer/system/proc_files bootseer/fuse/mount/mount_point lib-dynload/fcntl
+    bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian ctypes/__init__
+    bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
+    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
+    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
+    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
+    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
     bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server

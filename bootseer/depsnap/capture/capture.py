@@ -9,6 +9,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta, Tree
 from bootseer.system.mountinfo import all_mounts
+from bootseer.system.paths import is_within
 
 # Kernel file systems and such whose contents mean nothing elsewhere.
 _PSEUDO_NAMES = (
@@ -44,7 +45,7 @@ def excludes(roots: Sequence[str], ours: Sequence[str], given: Sequence[str]) ->
     hidden = [*TEMPORARY, _temporary(), *(os.path.join(home, c) for c in CACHES)]
     out = [os.path.abspath(p) for p in ours if p]
     hidden += _mounts(every="/" in roots)
-    out += [path for path in hidden if not any(_inside(root, path) for root in roots)]
+    out += [path for path in hidden if not any(is_within(root, path) for root in roots)]
     return [*out, *given]
 
 
@@ -84,7 +85,3 @@ def after(trees: Sequence[Tree], exclude: Sequence[str]) -> Captured:
         if not delta.empty:
             deltas.append(RootDelta.of_delta(delta))
     return Captured(tuple(d for d in deltas if d.entries or d.deleted), tuple(fresh))
-
-
-def _inside(path: str, above: str) -> bool:
-    return path == above or path.startswith(above.rstrip("/") + "/")

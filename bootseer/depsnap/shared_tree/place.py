@@ -25,6 +25,7 @@ from bootseer.depsnap.types import Digest, Placement, SharedTree, absolute
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 from bootseer.system import mount_calls
 from bootseer.system.mountinfo import all_mounts, is_mounted
+from bootseer.system.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -248,18 +249,14 @@ def _check_seen(cache_dir: str, target: str) -> None:
         raise NotSupportedError("running processes keep their root directory")
     if _overlaid(cache_dir, target):
         raise NotSupportedError("an overlay that is not this snapshot alone stands there")
-    if _inside(os.getcwd(), target):
+    if is_within(os.getcwd(), target):
         raise NotSupportedError(f"the working directory lies in {target} and would stay beneath")
-    if _inside(cache_dir, target):
+    if is_within(cache_dir, target):
         raise NotSupportedError(f"the cache lies in {target} and would be hidden")
     for mounted in all_mounts():
-        if mounted.target != target and _inside(mounted.target, target):
+        if mounted.target != target and is_within(mounted.target, target):
             hidden = f"{mounted.target} is mounted below {target} and would be hidden"
             raise NotSupportedError(hidden)
-
-
-def _inside(path: str, above: str) -> bool:
-    return path == above or path.startswith(above.rstrip("/") + "/")
 
 
 def _bind(source: str, target: str) -> None:

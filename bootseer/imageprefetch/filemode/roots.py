@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
+from bootseer.system.paths import is_within
 
 DEFAULT_ROOTS = ("/",)
 PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
@@ -29,14 +30,9 @@ def resolved(roots: Sequence[str]) -> tuple[str, ...]:
         path
         for path, device in found.items()
         if not any(
-            other != path and below(path, other) and found[other] == device for other in found
+            other != path and is_within(path, other) and found[other] == device for other in found
         )
     )
-
-
-def below(path: str, root: str) -> bool:
-    """Whether a path is a root, or lies below it."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
@@ -49,7 +45,7 @@ def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]
             device = os.stat(root).st_dev
         except OSError:
             continue
-        over = {path for path in PASSED_OVER if path != root and below(path, root)}
+        over = {path for path in PASSED_OVER if path != root and is_within(path, root)}
         waiting = [root]
         while waiting:
             folder = waiting.pop()
@@ -109,7 +105,7 @@ class Opener:
     def open(self, path: str) -> tuple[int, os.stat_result]:
         """Open a file to read; raises OSError where it is none of ours, or gone."""
         for root, root_fd in self._roots:
-            if path != root and below(path, root):
+            if path != root and is_within(path, root):
                 return self._open_below(root, root_fd, path)
         raise OSError(errno.EXDEV, "not below the directories that were named", path)
 
