@@ -17,6 +17,7 @@ import sys
 
 from bootseer.cli.agent_client import INTERRUPTED, MOUNTING, REFUSED, SOCKET, parse
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.processes import mount_namespace
 from bootseer.system.readiness import readable
 
@@ -94,10 +95,8 @@ def serve(runtime: str) -> None:
 def _listen(path: str, stack: contextlib.ExitStack) -> tuple[int, socket.socket]:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        stack.callback(os.close, lock)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = stack.enter_context(file_lock.acquire(f"{path}.lock", limit_s=0))
         except BlockingIOError as error:
             raise BusyError(f"an agent serves at {path} already; end that one first") from error
         with contextlib.suppress(FileNotFoundError):
@@ -110,7 +109,7 @@ def _listen(path: str, stack: contextlib.ExitStack) -> tuple[int, socket.socket]
             os.umask(before)
         stack.callback(_unlink, path)
         listening.listen(64)
-        return lock, listening
+        return lock.descriptor, listening
     except OSError as error:
         raise from_os_error(error, f"listen at {path}") from error
 
