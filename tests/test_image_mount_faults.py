@@ -399,7 +399,7 @@ def test_a_failed_mount_leaves_nothing(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENODEV, "no such file system")
 
-    monkeypatch.setattr(erofs_mount, "_mount", refuse)
+    monkeypatch.setattr(erofs_mount, "mount", refuse)
     with pytest.raises(BootseerError, match="no EROFS"):
         mounts.mount(image.ref)
     assert mounts.gone()

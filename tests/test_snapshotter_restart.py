@@ -230,7 +230,7 @@ def _ask(client: Client, image: StockImage) -> None:
 
 def test_one_snapshotter_a_directory(tmp_path: Path) -> None:
     with lock_root(str(tmp_path)), pytest.raises(BusyError, match="another snapshotter"):
-        lock_root(str(tmp_path)).__enter__()
+        lock_root(str(tmp_path))
     with lock_root(str(tmp_path)):
         pass
 

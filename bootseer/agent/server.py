@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import struct
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from bootseer.agent.client import socket_path
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system import file_lock
+from bootseer.system.processes import mount_namespace
 
 _CREDENTIALS = struct.Struct("=3i")
 
@@ -19,12 +20,12 @@ _CREDENTIALS = struct.Struct("=3i")
 def serve(runtime: str, tasks: TaskTable) -> None:
     """Serve until SIGTERM or SIGINT. Raises BusyError where an agent serves already."""
     tasks.load()
-    namespace = _mount_namespace("self")
+    namespace = mount_namespace()
 
     def admits(link: socket.socket) -> bool:
         credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        return uid == os.geteuid() and _mount_namespace(str(pid)) == namespace
+        return uid == os.geteuid() and _lives_in(namespace, pid)
 
     with _listening(os.path.abspath(socket_path(runtime))) as (listener, lock):
         ForkServer(tasks, listener, lambda: listener.accept()[0], admits, lock).serve()
@@ -36,10 +37,8 @@ def _listening(path: str) -> Iterator[tuple[socket.socket, int]]:
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = stack.enter_context(file_lock.acquire(f"{path}.lock", limit_s=0))
             except BlockingIOError as error:
                 raise BusyError(f"an agent serves at {path} already; end that one first") from error
             with contextlib.suppress(FileNotFoundError):
@@ -54,7 +53,7 @@ def _listening(path: str) -> Iterator[tuple[socket.socket, int]]:
             listener.listen(64)
         except OSError as error:
             raise from_os_error(error, f"listen at {path}") from error
-        yield listener, lock
+        yield listener, lock.descriptor
 
 
 def _unlink(path: str) -> None:
@@ -62,9 +61,9 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-def _mount_namespace(pid: str) -> str:
-    """The mount namespace of a process; "" where the kernel does not show it."""
+def _lives_in(namespace: int, pid: int) -> bool:
+    """Whether a process lives in a mount namespace; False where the kernel does not show it."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
+        return mount_namespace(pid) == namespace
     except OSError:
-        return ""
+        return False

@@ -7,7 +7,6 @@ a directory; in another store the last writer wins, and a start's trace may be l
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from bootseer.imageprefetch.filemode.file_trace import FileTrace
 from bootseer.imageprefetch.filemode.trace_names import object_name
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, open_store
+from bootseer.system import file_lock
 
 
 class FileTraceStore(Closing):
@@ -65,14 +65,11 @@ class FileTraceStore(Closing):
             return
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = file_lock.acquire(f"{path}.lock", 0o644)
         except OSError as error:
             raise from_os_error(error, f"keep the trace {path}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             yield
-        finally:
-            os.close(lock)
 
     def close(self) -> None:
         """Close the store; twice is safe."""

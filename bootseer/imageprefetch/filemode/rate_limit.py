@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
-_WHO_PROCESS, _IDLE_CLASS = 1, 3 << 13
 SLICE_S = 0.01
 DISK_GRACE_S, DISK_LEAST_BYTES = 0.1, 256 << 10
 SHARE_OF_START = 0.04
 """The part of a start's time so far that may be worked before the start is over."""
 # The container's own; the machine's root group has no such file, or one named `release_agent`.
 _STATS = (("/sys/fs/cgroup", b"file "), ("/sys/fs/cgroup/memory", b"total_cache "))
-
-
-def go_idle() -> None:
-    """Give this thread, and those that it starts, the idle priority of processor and disk.
-
-    What the kernel refuses is left as it is.
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        os.nice(19)
-    number = _IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _IDLE_CLASS)
 
 
 def cache_bytes() -> int | None:

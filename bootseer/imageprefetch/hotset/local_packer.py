@@ -7,7 +7,6 @@ the image's folder of the cache and is removed with what was fetched of the imag
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from bootseer.imageprefetch.hotset import local_hotsets
 from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.system import file_lock
 from bootseer.system.interpreter import command_for
 
 LEVEL = 3  # it never leaves the node: time counts more than bytes
@@ -149,18 +149,12 @@ def _lock_folder(folder: str) -> Iterator[bool]:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        lock = os.open(f"{folder}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = file_lock.acquire(f"{folder}/.lock", limit_s=0)
     except OSError:
         yield False
         return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-    else:
+    with lock:
         yield True
-    finally:
-        os.close(lock)
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ builds on several nodes give the same bytes, so the later ones push nothing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -42,6 +41,7 @@ from bootseer.storage.oci.platforms import check_platform
 from bootseer.storage.oci.repository import Progress, Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.store import open_store
+from bootseer.system import file_lock
 
 Note = Callable[[str], None]
 KEPT_S = 7 * 86_400.0  # how long the folder of a killed build is kept
@@ -348,15 +348,21 @@ def _lock_folder(folder: str, wait_s: float, note: Note) -> Iterator[None]:
     """Work alone in a folder, which is created; the kernel frees its lock with the process."""
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-        fd = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = file_lock.acquire(
+            f"{folder}.lock",
+            limit_s=wait_s,
+            waiting=lambda: note("another build of this image is under way; waiting for it"),
+        )
+    except BlockingIOError as error:
+        raise BusyError(
+            f"another build works in {folder} for more than {wait_s:g} s; look for what "
+            "it waits for, or try again"
+        ) from error
     except OSError as error:
         raise from_os_error(error, f"work below {folder}") from error
-    try:
-        _lock(fd, folder, wait_s, note)
+    with lock:
         os.makedirs(folder, exist_ok=True)
         yield
-    finally:
-        os.close(fd)
 
 
 def _remove_old(parent: str, own: str) -> None:
@@ -368,8 +374,7 @@ def _remove_old(parent: str, own: str) -> None:
                 continue
             if time.time() - os.stat(folder).st_mtime < KEPT_S:
                 continue
-            with open(f"{folder}.lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with file_lock.acquire(f"{folder}.lock", limit_s=0):
                 shutil.rmtree(folder)
 
 
@@ -402,23 +407,3 @@ def _hold_lease(settings: BuildSettings, folder: str, note: Note) -> Iterator[No
             yield
     finally:
         store.close()
-
-
-def _lock(fd: int, folder: str, wait_s: float, note: Note) -> None:
-    deadline = time.monotonic() + wait_s
-    is_noted = False
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise BusyError(
-                    f"another build works in {folder} for more than {wait_s:g} s; look for what "
-                    "it waits for, or try again"
-                ) from error
-            if not is_noted:
-                note("another build of this image is under way; waiting for it")
-                is_noted = True
-            time.sleep(0.1)
-        else:
-            return

@@ -8,12 +8,11 @@ by a server of this node's images, within a second or so, or by the next command
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 
 from bootseer.errors import BootseerError
 from bootseer.fuse.mount.mount_point import unmount
+from bootseer.system.file_lock import acquire_directory
 
 FOLDER, TREE = "containers", "tree"
 
@@ -24,7 +23,7 @@ def sweep(runtime: str) -> None:
     Does nothing while another process makes or sweeps such folders.
     """
     folder = os.path.join(runtime, FOLDER)
-    with contextlib.suppress(OSError), lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with contextlib.suppress(OSError), acquire_directory(folder, limit_s=0):
         sweep_locked(folder)
 
 
@@ -32,7 +31,7 @@ def sweep_locked(folder: str) -> None:
     """As `sweep`, for a folder that the caller has locked."""
     for name in os.listdir(folder):
         own_folder = os.path.join(folder, name)
-        with contextlib.suppress(OSError), lock_folder(own_folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(OSError), acquire_directory(own_folder, limit_s=0):
             with contextlib.suppress(BootseerError):
                 unmount(os.path.join(own_folder, TREE), lazily=True)
             remove(own_folder)
@@ -49,14 +48,3 @@ def remove(own_folder: str) -> None:
     import shutil  # takes milliseconds, which a start would wait for
 
     shutil.rmtree(own_folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def lock_folder(path: str, how: int) -> Iterator[None]:
-    """Hold the lock of a directory; the kernel frees it with its process."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, how)
-        yield
-    finally:
-        os.close(fd)

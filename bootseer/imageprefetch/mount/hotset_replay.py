@@ -8,7 +8,6 @@ file system. `image replay` does the same in any tree, mounted by us or unpacked
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -42,12 +41,12 @@ from bootseer.imageprefetch.mount.server_registry import (
 )
 from bootseer.storage.oci.repository import Repository, open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system.fork import name_thread
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.settings import MountSettings
 
 THREADS = 8
-_PR_SET_NAME = 15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -240,17 +239,13 @@ def _warm(root: int, index: Index, threads: int, stopped: Callable[[], bool] = _
         return lambda window: None if stopped() else read(root, *window)
 
     try:
-        with ThreadPoolExecutor(threads, initializer=_named) as pool:
+        with ThreadPoolExecutor(threads, initializer=name_thread, initargs=(WARMING,)) as pool:
             list(pool.map(unless_stopped(_read_ahead), windows))
             # A thread must live until its bytes have arrived, or a server of ours could not tell
             # whose read that was.
             list(pool.map(unless_stopped(_await_arrival), windows))
     finally:
         os.close(root)
-
-
-def _named() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, WARMING)
 
 
 def _read_ahead(root: int, path: bytes, offset: int, length: int) -> None:

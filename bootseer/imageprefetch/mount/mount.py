@@ -25,13 +25,15 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.fuse.mount import mount_point
-from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.image_cache import BLOCKS, IMAGES
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.system.mountinfo import all_mounts, shown_at
+from bootseer.system.paths import is_within
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -103,6 +105,7 @@ def _mount(
 ) -> MountedImage:
     for _ in range(TRIES):
         state = server_registry.ServerFolder.create(settings.runtime)
+        lock = state.lock.descriptor
         try:
             answer = daemon.start(
                 lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
@@ -111,7 +114,7 @@ def _mount(
                 waits_for=f"the registry to answer for {settings.ref}",
                 tries=1,
                 log_file=settings.log_file,
-                keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
+                keep=(lock,) if helper is None else (lock, helper.fileno()),
                 meanwhile=meanwhile,
             )
         except BaseException:  # a signal as well: nothing half-mounted stays
@@ -243,8 +246,7 @@ def _check_directory(settings: MountSettings) -> None:
 
 def _is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or lies in it, with links resolved."""
-    path, folder = os.path.realpath(path), os.path.realpath(folder)
-    return os.path.commonpath((path, folder)) == folder
+    return is_within(os.path.realpath(path), os.path.realpath(folder))
 
 
 def check_machine(directory: str) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import select
@@ -36,8 +35,11 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.erofs_mount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
-from bootseer.fuse.mount.mount_point import Mounted, all_mounts, shown_at, unmount
+from bootseer.fuse.mount.mount_point import unmount
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
+from bootseer.system.mountinfo import MOUNTINFO, Mounted, all_mounts, shown_at
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"
@@ -76,7 +78,7 @@ class ServerRecord:
 class ServerFolder:
     """One server's folder. `lock` is freed with the last process that inherited the descriptor."""
 
-    def __init__(self, folder: str, lock: int) -> None:
+    def __init__(self, folder: str, lock: FileLock) -> None:
         self.folder, self.lock = folder, lock
         self.front = os.path.join(folder, FRONT)
         self.meta = os.path.join(folder, META)
@@ -88,7 +90,7 @@ class ServerFolder:
         try:
             os.makedirs(os.path.join(folder, FRONT), mode=0o700)
             # Locked before it has its name, or another process would take the server for dead.
-            lock = _locked(f"{folder}.lock")
+            lock = file_lock.acquire(f"{folder}.lock")
             os.rename(f"{folder}.lock", os.path.join(folder, LOCK))
         except OSError as error:
             raise from_os_error(error, f"make {folder}") from error
@@ -112,7 +114,7 @@ class ServerFolder:
 
     def release(self) -> None:
         """Close the lock in the process that started the server, which is no part of it."""
-        os.close(self.lock)
+        self.lock.close()
 
     def remove(self) -> None:
         """Remove the image's mounts, the FUSE mount and the folder; nothing raises."""
@@ -147,44 +149,29 @@ def _mark(folder: str, name: str) -> None:
         os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600))
 
 
-def _locked(path: str, *, wait: bool = True) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+def _lock_path(runtime: str, digest: str) -> str:
+    return os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
 
 
-@contextlib.contextmanager
-def lock_image(runtime: str, digest: str) -> Iterator[None]:
-    """Hold the lock under which a node brings an image up; waits for it."""
-    path = os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
+def lock_image(runtime: str, digest: str) -> FileLock:
+    """Take the lock under which a node brings an image up; waits for it."""
+    path = _lock_path(runtime, digest)
     try:
-        fd = _locked(path)
+        return file_lock.acquire(path)
     except OSError as error:
         raise from_os_error(error, f"lock {path}") from error
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
 def lock_if_unused(runtime: str, digest: str) -> Iterator[bool]:
     """Whether no server of this node has an image; within the block none can bring it up."""
     try:
-        fd = _locked(
-            os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock"), wait=False
-        )
+        lock = file_lock.acquire(_lock_path(runtime, digest), limit_s=0)
     except OSError:
         yield False
         return
-    try:
+    with lock:
         yield all(server.digest != digest for server in list_records(runtime))
-    finally:
-        os.close(fd)
 
 
 def list_servers(runtime: str) -> list[ServerRecord]:
@@ -245,19 +232,12 @@ def sweep(folder: str, *, also_mounts: bool = False) -> None:
 
 def _is_held(folder: str) -> bool:
     """Whether a process of the server lives; a server without a lock file is just starting."""
-    path = os.path.join(folder, LOCK)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file_lock.acquire(os.path.join(folder, LOCK), create=False, limit_s=0).close()
     except FileNotFoundError:
         return not os.path.exists(os.path.join(folder, SERVER)) and _is_new(folder)
     except OSError:
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
     return False
 
 
@@ -381,7 +361,7 @@ def open_whole_tree(server: ServerRecord, clone: Callable[[str], int]) -> int | 
 
 def await_unmount(server: ServerRecord, ended: Callable[[], bool]) -> bool:
     """Wait until a server's image is mounted nowhere in this namespace; False when `ended`."""
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open(MOUNTINFO, "rb") as file:
         watched = select.poll()
         watched.register(file, select.POLLERR | select.POLLPRI)  # the kernel's sign of changes
         while not ended():

@@ -7,9 +7,7 @@ readers see either the old trace or the new one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import events
@@ -18,7 +16,9 @@ from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.workloads import file_name, workload_of
+from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
+from bootseer.system.file_lock import FileLock
 
 SUFFIX = ".trace"
 PUSHED = ".pushed"  # the part of a workload's trace that a published one contains
@@ -87,18 +87,12 @@ class TraceStore:
         with self._locked():
             self._publish(self.path(trace.workload), traces.serialise(fit_limits(trace)))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> FileLock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return file_lock.acquire(f"{self.folder}/.lock", 0o644)  # merging takes milliseconds
         except OSError as error:
             raise from_os_error(error, f"keep traces in {self.folder}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # merging takes milliseconds
-            yield
-        finally:
-            os.close(lock)
 
     def _publish(self, path: Path, data: bytes) -> None:
         try:

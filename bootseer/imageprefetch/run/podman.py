@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 from bootseer.imageprefetch.run.command import DEFAULT_PATH, EVENTS_INSIDE, Command, await_end
+from bootseer.system.paths import is_within
 from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
@@ -165,10 +166,9 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
     for word in options:
         if word.startswith(_WORKDIR):
             return True
-    wanted = os.path.normpath(directory)
     for _, value in _values(_split_short_volumes(options), _PLACING):
-        places = (os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/")
-        if any(wanted == place or wanted.startswith(f"{place}/") for place in places):
+        targets = (part for part in re.split("[:,=]", value) if part[:1] == "/")
+        if any(is_within(directory, target) for target in targets):
             return True
     return False
 

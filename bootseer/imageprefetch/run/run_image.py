@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
-from bootseer.fuse.mount.mount_point import all_mounts, shown_at
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.container_folders import TREE
@@ -26,6 +25,7 @@ from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import podman, temporary_mounts
 from bootseer.imageprefetch.run.command import EVENTS_INSIDE, run_foreground
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.system.mountinfo import all_mounts, shown_at
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.image_cache import ImageCache

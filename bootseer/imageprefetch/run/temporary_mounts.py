@@ -6,20 +6,14 @@ Each is in a folder of its own: see `container_folders`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, from_os_error
 from bootseer.imageprefetch.mount import mount
-from bootseer.imageprefetch.mount.container_folders import (
-    FOLDER,
-    TREE,
-    lock_folder,
-    remove,
-    sweep_locked,
-)
+from bootseer.imageprefetch.mount.container_folders import FOLDER, TREE, remove, sweep_locked
+from bootseer.system.file_lock import acquire_directory
 
 _UNMOUNT_S = 10.0
 
@@ -34,11 +28,11 @@ def directory(runtime: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            with lock_folder(folder, fcntl.LOCK_EX):
+            with acquire_directory(folder):
                 sweep_locked(folder)
                 own_folder = os.path.join(folder, os.urandom(8).hex())
                 os.mkdir(own_folder, mode=0o700)
-                stack.enter_context(lock_folder(own_folder, fcntl.LOCK_EX))
+                stack.enter_context(acquire_directory(own_folder))
             tree = os.path.join(own_folder, TREE)
             os.mkdir(tree)
         except OSError as error:

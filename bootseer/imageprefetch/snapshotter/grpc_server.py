@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -10,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 from bootseer.context_managers import Closing
@@ -34,6 +32,8 @@ from bootseer.imageprefetch.snapshotter.types import (
     SnapshotExistsError,
     SnapshotStateError,
 )
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 
 WORKERS = 256  # a call that waits for an image's registry must not delay others
 BATCH = 100  # snapshots in one message of a list
@@ -209,26 +209,18 @@ class GrpcServer(Closing):
         context.abort(getattr(self._grpc.StatusCode, code), text)
 
 
-@contextmanager
-def lock_root(root: str) -> Iterator[None]:
-    """Hold the lock of the one process that may change a root directory, which is made.
+def lock_root(root: str) -> FileLock:
+    """Take the lock of the one process that may change a root directory, which is made.
 
     Raises BusyError while another process has it.
     """
-    path = os.path.join(root, "lock")
     try:
         os.makedirs(root, mode=0o711, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return file_lock.acquire(os.path.join(root, "lock"), limit_s=0)
+    except BlockingIOError as error:
+        raise BusyError(f"another snapshotter works in {root}; stop that first") from error
     except OSError as error:
         raise from_os_error(error, f"use the directory {root}") from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BusyError(f"another snapshotter works in {root}; stop that first") from error
-        yield
-    finally:
-        os.close(fd)
 
 
 def _make_parent(socket_path: str) -> None:

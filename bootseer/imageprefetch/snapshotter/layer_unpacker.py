@@ -20,6 +20,7 @@ from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.imageprefetch.image_build.flatten import Flattener
 from bootseer.imageprefetch.image_build.image_sources import LayerContent
 from bootseer.imageprefetch.image_build.layer_reader import decompress, prefetch
+from bootseer.system.libc import last_error, libc
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Repository
@@ -117,12 +118,10 @@ def _write_tree(entries: Sequence[Entry], contents: _Contents, directory: str) -
 
 def _sync(directory: str) -> None:
     """Write the file system of `directory` to its disk."""
-    import ctypes
-
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
+        if libc().syncfs(fd):
+            raise last_error(directory)
     finally:
         os.close(fd)
 
