@@ -34,8 +34,9 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.write.write_settings import WriteSettings
 

@@ -17,9 +17,9 @@ from bootseer.blockimage import artifact, hotset_manifest
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch.hotset import store
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.oci.registry_repository import RegistryRepository
-from bootseer.storage.oci.repository import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -36,8 +36,8 @@ from bootseer.storage.oci.manifest import (
 from bootseer.storage.oci.registry.upload import Source, Uploader
 from bootseer.storage.oci.registry_repository import RegistryRepository
 from bootseer.storage.oci.repository import Repository
+from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

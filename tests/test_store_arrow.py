@@ -17,8 +17,9 @@ from storage_contract import StoreContract
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotSupportedError
 from bootseer.storage.hdfs.libhdfs_store import ArrowStore
 from bootseer.storage.hdfs.libhdfs_writer import mapped
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 
 class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]

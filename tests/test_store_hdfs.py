@@ -21,9 +21,10 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.hdfs.native_errors import from_native_error
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +183,7 @@ def test_refused_where_the_user_may_not_write(store: Store, hdfs: Any) -> None:
     store.mkdir("roots")
     code = (
         "import sys\n"
-        "from bootseer.storage.store import open_store\n"
+        "from bootseer.storage.open import open_store\n"
         "from bootseer.storage.options import StoreOptions\n"
         "from bootseer.errors import AccessDeniedError, UsageError\n"
         "store = open_store(sys.argv[1], StoreOptions(user='alice'))\n"
@@ -260,7 +261,7 @@ def test_a_process_may_end_while_it_reads(store: Store) -> None:
     code = (
         "import contextlib, sys, threading, time\n"
         "from bootseer.errors import StoreUnavailableError\n"
-        "from bootseer.storage.store import open_store\n"
+        "from bootseer.storage.open import open_store\n"
         "store = open_store(sys.argv[1])\n"
         "def read():\n"
         "    with contextlib.suppress(StoreUnavailableError):\n"

@@ -34,9 +34,10 @@ from bootseer.errors import (
     UsageError,
     UselessAnswerError,
 )
+from bootseer.storage.open import open_object, open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_object, open_store
+from bootseer.storage.store import Store
 
 DATA = os.urandom(3 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)

@@ -25,9 +25,10 @@ from bootseer.errors import (
     UselessAnswerError,
 )
 from bootseer.storage.http import responses
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 DATA = os.urandom(1 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)

@@ -14,9 +14,10 @@ import pytest
 from web_fakes import Answer, FakeServer, Request, head, reset
 
 from bootseer.errors import BootseerError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 from bootseer.storage.token_files import HadoopToken, parse_tokens, read_token
 from bootseer.storage.webhdfs import writer
 

@@ -26,9 +26,10 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +173,7 @@ def test_a_killed_writer_leaves_a_hidden_temporary_and_the_old_object(
     put(store, "x", b"old")
     program = f"""
 import sys
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 writer = open_store({store.url!r}).writer("x")
 writer.write(bytes(2 << 20))
 print("half", flush=True)

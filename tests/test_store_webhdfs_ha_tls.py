@@ -13,9 +13,10 @@ from store_faults import note_store_faults, wait_for_fault
 from web_fakes import certificates
 
 from bootseer.errors import AccessDeniedError, StoreUnavailableError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from bootseer.errors import AccessDeniedError, BootseerError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("krb5-kdc")]
 

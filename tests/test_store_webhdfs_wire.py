@@ -14,9 +14,10 @@ from web_fakes import FakeServer, Request, head
 
 from bootseer import errors
 from bootseer.storage.http.responses import Origin, Target
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Placed, open_store
+from bootseer.storage.store import Placed
 from bootseer.storage.webhdfs import protocol as wire
 
 DATA = bytes(range(256)) * 100

@@ -24,7 +24,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.store import Placed, Stat, Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Placed, Stat, Store
 from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.open import in_parallel

@@ -45,7 +45,8 @@ MODULES = (
     "bootseer.blocks.trace.recorder",
     "bootseer.blocks.cache.sealed_objects",
     "bootseer.blocks.table",
-    "bootseer.storage.store",
+    "bootseer.storage.open",
+    "bootseer.storage.oci.open",
     "bootseer.storage.oci.registry_repository",
     "bootseer.storage.oci.layout_repository",
     # What these import when they are first used: a tenth of a mount's time.

@@ -49,7 +49,6 @@ from bootseer.storage.oci.registry.blobs import BlobStore
 from bootseer.storage.oci.registry.challenge import delete_scope
 from bootseer.storage.oci.registry.mirrors import PULL, RESOLVE, Endpoint
 from bootseer.storage.oci.registry.registry_client import Client, links
-from bootseer.storage.oci.repository import Progress
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import Store
@@ -57,6 +56,7 @@ from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry.upload import Uploader
+    from bootseer.storage.oci.repository import Progress
 
 KNOWN_MANIFESTS = 64
 MOST_PAGES = 1000

@@ -1,4 +1,4 @@
-"""Repositories of images and artifacts: the interface, and `open_repository`.
+"""Repositories of images and artifacts: the interface.
 
 A repository is a place of manifests, found by tag or digest, and of blobs, found by digest. Every
 manifest is checked against its digest before anybody sees it, and so is a blob read whole; a
@@ -11,40 +11,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from bootseer.storage.oci.manifest import (
-    Descriptor,
-    Index,
-    Manifest,
-    Platform,
-    digest_of,
-    index_bytes,
-    manifest_bytes,
-    parse_manifest,
-)
-from bootseer.storage.oci.platforms import parse_platform, this_platform
-from bootseer.storage.oci.reference import LAYOUT_SCHEME, Reference, parse_reference
-from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.oci.manifest import Descriptor, Index, Manifest, Platform
+from bootseer.storage.oci.reference import Reference
 from bootseer.storage.store import Store
-
-__all__ = [
-    "BlobStream",
-    "Descriptor",
-    "Index",
-    "Manifest",
-    "Platform",
-    "Progress",
-    "Reference",
-    "Repository",
-    "RepositoryReader",
-    "digest_of",
-    "index_bytes",
-    "manifest_bytes",
-    "open_repository",
-    "parse_manifest",
-    "parse_platform",
-    "parse_reference",
-    "this_platform",
-]
 
 Progress = Callable[[int], None]
 """Called with the bytes that were moved since the last call."""
@@ -165,27 +134,3 @@ class Repository(RepositoryReader, Protocol):
 
     def tags(self) -> list[str]:
         """All tags, sorted."""
-
-
-def open_repository(
-    reference: str,
-    options: StoreOptions | None = None,
-    *,
-    plain_http: bool | None = None,
-    push: bool = False,
-) -> tuple[Repository, Reference]:
-    """Open the repository that a name or URL lies in; nothing is contacted yet.
-
-    `reference` is an image's name, `oci://HOST/NAME`, or `oci-layout:DIR`. `plain_http` says
-    whether the registry speaks http; None: on loopback, and where options or environment name
-    the host. `push` asks for the right to write when it first logs in. Raises UsageError.
-    """
-    options = options or DEFAULTS
-    parsed = parse_reference(reference)
-    if reference.startswith(LAYOUT_SCHEME):
-        from bootseer.storage.oci.layout_repository import LayoutRepository
-
-        return LayoutRepository(parsed.repository, writable=push), parsed
-    from bootseer.storage.oci.registry_repository import RegistryRepository
-
-    return RegistryRepository(parsed, options, plain_http=plain_http, push=push), parsed

@@ -63,7 +63,7 @@ def verify(
     Damage is reported, not raised. Raises NotFoundError when there is no striped checkpoint,
     CorruptDataError when pointer or manifest are damaged, and the store's other errors.
     """
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
     from bootseer.stripedfs.shared_fetcher import shared_fetcher
 
     store, name = open_object(url, options)
