@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from block_sources import FileSource
+from faulty_store import SlowStore
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Preferred, Store
-from bootseer.storage.wrap import SlowStore
 
 PR_SET_PDEATHSIG = 1
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request, SlowStore
 from fetching import Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.store import Preferred
-from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore
 
 KIB = 1 << 10
 SMALL = FetchSettings(connections=4, memory_bytes=1 << 20, least_range_bytes=8 * KIB)

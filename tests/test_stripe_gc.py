@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
 from bootseer.errors import AccessDeniedError, NotFoundError
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside, remove, unreferenced
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings

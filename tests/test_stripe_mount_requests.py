@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from fuse_mounts import mounted
 from stripe_faces import content, put_bytes, store_of
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT
 from bootseer.storage.store import Placed, Stat
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.mount import read_tree as trees
 

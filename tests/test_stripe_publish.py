@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.format.pointer import current
 from bootseer.stripedfs.write import stripe_pool
 from bootseer.stripedfs.write import stripe_stream as streams

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_faces import CHUNK, SMALL, WIDTH, content, put_bytes, store_of
 
 from bootseer import stripedfs
@@ -26,7 +27,6 @@ from bootseer.errors import (
 )
 from bootseer.storage.open import open_store
 from bootseer.storage.store import Placed, Stat, Store
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.open import in_parallel
 from bootseer.stripedfs.read.sources import (

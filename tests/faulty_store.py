@@ -1,7 +1,4 @@
-"""Stores around stores, for tests and benchmarks: slow ones and faulty ones.
-
-Fault injection, all of it: nothing here is used by the product itself.
-"""
+"""Stores around stores, to inject faults: slow ones, and ones whose requests fail as told."""
 
 from __future__ import annotations
 
