@@ -83,7 +83,7 @@ def test_blocks_that_a_mirror_spoils_come_from_the_registry(
     mirror, origin, place = pair
     mirror.rules = [flip(mirror)]
     with opened(place, range_bytes=4 * BLOCK) as repository, Fetcher(SMALL) as fetcher:
-        stretches = repository.store.places(DIGEST) if told else ()
+        stretches = repository.store.locations(DIGEST) if told else ()
         source = TableSource(table(), repository.store, DIGEST, stretches=stretches)
         buffer = bytearray(len(DATA))
         assert fetcher.read_into(source, 0, buffer) == len(DATA)

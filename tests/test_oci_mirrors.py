@@ -294,7 +294,7 @@ def test_a_further_try_asks_another_than_the_first(pair: tuple[Any, Any, str]) -
     mirror, origin, place = pair
     view = memoryview(bytearray(100))
     with opened(place) as repository:
-        names = repository.store.places(DIGEST)[0].replicas
+        names = repository.store.locations(DIGEST)[0].replicas
         assert names == (mirror.authority, origin.authority)
         asked = []
         for attempt in (

@@ -80,7 +80,7 @@ def test_blocks_are_places_and_ranges_cross_them(store: Store) -> None:
     with store.writer("big", WriteHints(block_bytes=256 << 10, replication=2)) as out:
         for at in range(0, len(data), 100_000):
             out.write(memoryview(data)[at : at + 100_000])
-    assert [(p.offset, p.length) for p in store.places("big")] == [
+    assert [(p.offset, p.length) for p in store.locations("big")] == [
         (n * (256 << 10), 256 << 10) for n in range(4)
     ]
     buffers = [memoryview(bytearray(n)) for n in (0, 70_000, 1, 300_000, 0, 12_345, 0)]
@@ -94,7 +94,7 @@ def test_empty_object(store: Store) -> None:
     assert store.create("empty", b"")
     assert store.stat("empty").size_bytes == 0
     assert store.read("empty", limit_bytes=0) == b""
-    assert [(p.offset, p.length) for p in store.places("empty")] == [(0, 0)]
+    assert [(p.offset, p.length) for p in store.locations("empty")] == [(0, 0)]
 
 
 def test_version_changes_with_the_bytes(store: Store) -> None:

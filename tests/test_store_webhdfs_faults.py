@@ -105,7 +105,7 @@ def test_a_hung_datanode_costs_the_stall_time_and_can_be_avoided(
     cluster: Any, store: Store
 ) -> None:
     put(store, "x", DATA)
-    replicas = store.places("x")[0].replicas
+    replicas = store.locations("x")[0].replicas
     assert len(replicas) == 2
     hung = cluster.datanode_http_addresses[0]
     assert read(store, 5, 100, prefer=hung) == DATA[5:105]
@@ -155,7 +155,7 @@ def test_a_datanode_killed_in_the_middle_of_a_read(cluster: Any, store: Store) -
 
 def test_a_datanode_killed_in_the_middle_of_a_write(cluster: Any, store: Store) -> None:
     put(store, "x", b"old")
-    writer = store.writer("x", WriteHints(place=cluster.datanode_http_addresses[1], replication=1))
+    writer = store.writer("x", WriteHints(node=cluster.datanode_http_addresses[1], replication=1))
     writer.write(DATA)
     cluster.kill_datanode(1)
     try:

@@ -67,10 +67,10 @@ def token_of(store: Any) -> str:
 def test_everything_with_a_ticket(store: Store) -> None:
     with store.writer("x") as writer:
         writer.write(DATA)
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     assert read(store, 0, len(DATA)) == DATA
     assert read(store, 5, 500, prefer=web) == DATA[5:505]
-    assert store.write_places() == [web]
+    assert store.write_nodes() == [web]
     assert store.create("d/y", b"1")
     assert not store.create("d/y", b"2")
     assert [s.name for s in store.list("d")] == ["d/y"]
@@ -97,7 +97,7 @@ def test_everything_with_a_token_and_none_of_it_is_shown(
     ):
         opened = open_store(where, options)
         assert opened.stat("x").size_bytes == len(DATA)
-        [web] = opened.places("x")[0].replicas
+        [web] = opened.locations("x")[0].replicas
         assert read(opened, 1, 100) == DATA[1:101]
         assert read(opened, 7, 100, prefer=web) == DATA[7:107]
         opened.replace("y", b"new")
@@ -119,7 +119,7 @@ def test_everything_with_a_token_and_none_of_it_is_shown(
 def test_a_direct_request_whose_token_died_is_asked_for_again(store: Any) -> None:
     """What a redirect taught is forgotten when a DataNode refuses it."""
     store.replace("x", DATA)
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     read(store, 0, 5)
     reader = store._reader
     [(_, token)] = [p for p in reader._way.parameters if p[0] == "delegation"]

@@ -101,7 +101,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     class ReadOnly(WrappedStore):
         """A FAKE store, for fault injection: it refuses to be written to."""
 
-        def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
             raise AccessDeniedError("read-only")
 
     store = ReadOnly(opened(tmp_path))

@@ -37,9 +37,9 @@ class Hooked(WrappedStore):
         self.inner.rename(old, new)
         self.renamed()
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         if not name.endswith("/CURRENT"):
-            self.inner.replace(name, data, lasting=lasting)
+            self.inner.replace(name, data, durable=durable)
             return
         self.pointing()
         self.inner.replace(name, data)

@@ -160,7 +160,7 @@ class Lease(Closing):
                     self._held, beat=self._held.beat + 1, held_s=held_s
                 )
                 self._store.replace(
-                    _name(self._folder, self.generation), _encode(self._held), lasting=False
+                    _name(self._folder, self.generation), _encode(self._held), durable=False
                 )
                 self._renewed = time.monotonic()
             except BootseerError:
@@ -184,7 +184,7 @@ class Lease(Closing):
             try:
                 if highest(self._store, self._folder) == self.generation:
                     name = _name(self._folder, self.generation)
-                    self._store.replace(name, _encode(released), lasting=False)
+                    self._store.replace(name, _encode(released), durable=False)
             except BootseerError:
                 return
 
@@ -252,7 +252,7 @@ def try_acquire(
     if not free:
         return None
     held = Held(generation + 1, os.urandom(16).hex(), 1, False, 0.0, this_owner(), info or {})
-    if not store.create(_name(folder, held.generation), _encode(held), lasting=False):
+    if not store.create(_name(folder, held.generation), _encode(held), durable=False):
         return None
     try:
         if highest(store, folder) > held.generation:
@@ -265,7 +265,7 @@ def try_acquire(
         # Nobody will hold it. Deleted, its number could be taken by one that looked before.
         with contextlib.suppress(BootseerError):
             released = dataclasses.replace(held, released=True)
-            store.replace(_name(folder, held.generation), _encode(released), lasting=False)
+            store.replace(_name(folder, held.generation), _encode(released), durable=False)
         raise
     lease = Lease(store, folder, held, beat_s=beat_s, ttl_s=ttl_s)
     lease.start()

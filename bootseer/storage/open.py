@@ -57,12 +57,12 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         return WebHdfsStore(url, options)
     if parsed.scheme == "hdfs":
         if options.hdfs_backend == "arrow":
-            from bootseer.storage.hdfs.libhdfs_store import ArrowStore
+            from bootseer.storage.hdfs.libhdfs_store import LibhdfsStore
 
-            return ArrowStore(url, options)
-        from bootseer.storage.hdfs.native_store import HdfsStore
+            return LibhdfsStore.open(url, options)
+        from bootseer.storage.hdfs.native_store import NativeStore
 
-        return HdfsStore(url, options)
+        return NativeStore.open(url, options)
     raise NotSupportedError(f"store scheme {parsed.scheme}:// is not supported; {_SUPPORTED}")
 
 

@@ -52,7 +52,7 @@ from bootseer.storage.oci.registry.upload import Source
 from bootseer.storage.oci.repository import Progress
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Preferred, Stat, Store
+from bootseer.storage.store import PreferredReads, Stat, Store
 from bootseer.system.atomic import Draft
 from bootseer.system.regular_files import opener
 
@@ -84,7 +84,7 @@ class LayoutStore(ReadOnlyStore):
         return f"LayoutStore({self.url!r})"
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return self._files.preferred
 
     def stat(self, name: str) -> Stat:

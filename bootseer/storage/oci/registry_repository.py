@@ -18,7 +18,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.http.responses import Target, resolve
+from bootseer.storage.http.responses import Target, resolve_location
 from bootseer.storage.oci.manifest import (
     ACCEPT,
     INDEX_TYPES,
@@ -247,7 +247,7 @@ class RegistryRepository(Closing):
                 found.update(t for t in page.get("tags") or () if isinstance(t, str))
                 if following is None:
                     return sorted(found)
-                target = resolve(Target(endpoint.origin, target), following, what).request
+                target = resolve_location(Target(endpoint.origin, target), following, what).request
             raise CorruptDataError(f"cannot {what}: the list has no end")
 
         return retrying(ask, retry_s=self._retry_s)
@@ -327,7 +327,7 @@ class RegistryRepository(Closing):
             found += page.manifests if isinstance(page, Index) else ()
             if following is None:
                 return found
-            target = resolve(Target(endpoint.origin, target), following, what).request
+            target = resolve_location(Target(endpoint.origin, target), following, what).request
         raise CorruptDataError(f"cannot {what}: the list has no end")
 
     def _put_manifest(self, raw: bytes, media_type: str, version: str) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlencode, urlsplit
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
-from bootseer.storage.http.pool import Exchange, Pool
-from bootseer.storage.http.responses import Origin, answer_error
+from bootseer.errors import AccessDeniedError, StoreUnavailableError
+from bootseer.storage.http.exchange import Exchange
+from bootseer.storage.http.pool import Pool
+from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.manifest import parse_object
 from bootseer.storage.oci.registry.challenge import (
     Challenge,
@@ -232,15 +233,14 @@ class _Service:
     def _request(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None
     ) -> Exchange:
-        sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
         attempt = Attempt(stall_s=self._attempt.stall_s)
         return self._pool.request(
             self.origin,
             method,
             target,
-            headers=sent,
             attempt=attempt,
             what=self._what,
+            headers=headers,
             body=body,
         )
 
@@ -248,10 +248,7 @@ class _Service:
         if exchange.status in (400, 401, 403):
             raise AccessDeniedError(_wants_login(self._endpoint, login))
         if exchange.status != 200:
-            error: BootseerError = answer_error(
-                exchange.status, exchange.reason, exchange.headers, exchange.authority, self._what
-            )
-            raise error
+            raise exchange.status_error()
         what = f"the answer of the token service of {self._endpoint.authority}"
         answer = parse_object(exchange.read_all(TOKEN_LIMIT_BYTES), what)
         token = answer.get("token") or answer.get("access_token")

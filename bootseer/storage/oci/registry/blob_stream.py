@@ -13,8 +13,8 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.storage.http.errors import ShortBodyError
-from bootseer.storage.http.pool import Exchange
-from bootseer.storage.http.responses import content_range
+from bootseer.storage.http.exchange import Exchange
+from bootseer.storage.http.responses import parse_content_range
 from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
 from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.request_control import Attempt
@@ -128,7 +128,7 @@ class RemoteStream(Closing):
 
     def _check(self, exchange: Exchange) -> bool:
         """Raise unless the answer goes on at our place; whether that is the blob's end."""
-        found = content_range(exchange.headers.get("Content-Range"))
+        found = parse_content_range(exchange.headers.get("Content-Range"))
         if exchange.status == 416 and found is not None and found.size == self._at:
             size = found.size
         elif exchange.status == 200:

@@ -11,8 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
-from bootseer.storage.http.responses import body_length, check_span, content_range
+from bootseer.errors import NotFoundError, NotSupportedError
+from bootseer.storage.http.exchange import report_empty
+from bootseer.storage.http.responses import (
+    check_content_range,
+    parse_content_length,
+    parse_content_range,
+)
 from bootseer.storage.oci.manifest import check_bytes
 from bootseer.storage.oci.reference import check_digest
 from bootseer.storage.oci.registry.blob_stream import RemoteStream
@@ -21,7 +26,7 @@ from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.store import Placed, Preferred, Stat
+from bootseer.storage.store import BlockLocation, PreferredReads, Stat, check_limit
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.registry.whole_blob_file import Spool
@@ -55,13 +60,15 @@ class BlobStore(ReadOnlyStore):
         return f"BlobStore({self.url!r})"
 
     @property
-    def preferred(self) -> Preferred:
-        return Preferred(self._options.range_bytes or RANGE_BYTES, self._options.streams or STREAMS)
+    def preferred(self) -> PreferredReads:
+        options = self._options
+        return PreferredReads(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
 
-    def places(self, name: str) -> list[Placed]:
+    def locations(self, name: str) -> list[BlockLocation]:
         """Mirrors and the registry are replicas of each other, where there is more than one."""
         names = tuple(dict.fromkeys(e.authority for e in self._client.order(PULL)))
-        return [Placed(0, self.stat(name).size_bytes, names if len(names) > 1 else ())]
+        replicas = names if len(names) > 1 else ()
+        return [BlockLocation(0, self.stat(name).size_bytes, replicas)]
 
     def close(self) -> None:
         with self._lock:
@@ -87,11 +94,7 @@ class BlobStore(ReadOnlyStore):
             with self._client.open(endpoint, "GET", f"blobs/{name}", {}, attempt, what) as exchange:
                 if exchange.status != 200:
                     raise self._client.error(exchange, what)
-                if (exchange.length or 0) > limit_bytes:
-                    raise CorruptDataError(
-                        f"{name} in {self.url} has {exchange.length} bytes, more than the"
-                        f" {limit_bytes} it may have"
-                    )
+                check_limit(f"{name} in {self.url}", exchange.length or 0, limit_bytes)
                 data = exchange.read_all(limit_bytes)
             check_bytes(data, name, f"{name} from {endpoint.authority}")
             return data
@@ -114,9 +117,7 @@ class BlobStore(ReadOnlyStore):
         filled: Callable[[int], None] | None = None,
     ) -> None:
         what = f"read {check_digest(name)} in {self.url}"
-        if not any(map(len, buffers)):
-            for number in range(len(buffers) if filled else 0):
-                filled(number)  # type: ignore[misc]
+        if report_empty(buffers, filled):
             return
         told: list[int] = []
 
@@ -168,7 +169,7 @@ class BlobStore(ReadOnlyStore):
                 raise RangesIgnoredError(f"cannot {what}: {endpoint.authority} serves no ranges")
             if exchange.status == 206:
                 shown = f"{name} in {self.url}"
-                check_span(exchange.headers, exchange.length, offset, total, shown, what)
+                check_content_range(exchange.headers, exchange.length, offset, total, shown, what)
             elif exchange.status != 200:
                 raise self._client.error(exchange, what)
             exchange.fill(buffers, tell)
@@ -188,14 +189,14 @@ class BlobStore(ReadOnlyStore):
         attempt = self._client.attempt()
         tail = f"blobs/{name}"
         with self._client.open(endpoint, "HEAD", tail, {}, attempt, what) as exchange:
-            length = body_length(exchange.headers)
+            length = parse_content_length(exchange.headers)
             if exchange.status == 200 and length is not None:
                 return length
             if exchange.status == 404:
                 raise NotFoundError(f"cannot {what}: {endpoint.authority} does not have it")
         one = {"Range": "bytes=0-0"}
         with self._client.open(endpoint, "GET", tail, one, attempt, what) as exchange:
-            span = content_range(exchange.headers.get("Content-Range"))
+            span = parse_content_range(exchange.headers.get("Content-Range"))
             if exchange.status == 200 and exchange.length is not None:
                 return exchange.length
             if exchange.status not in (206, 416):

@@ -31,15 +31,17 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
-from bootseer.storage.http.pool import Body, Exchange, Pool
+from bootseer.storage.http.exchange import Body, Exchange
+from bootseer.storage.http.pool import Pool
 from bootseer.storage.http.responses import (
-    LONGEST_ADVICE_S,
+    EXPIRED,
+    LONGEST_RETRY_AFTER_S,
     REDIRECTS,
     Origin,
     Target,
-    answer_error,
-    resolve,
-    retry_after,
+    parse_retry_after,
+    resolve_location,
+    response_error,
 )
 from bootseer.storage.oci.reference import Reference
 from bootseer.storage.oci.registry.auth import Authorizer
@@ -51,7 +53,6 @@ from bootseer.storage.request_control import Attempt
 from bootseer.storage.token_files import read_token
 
 HOPS = 5
-EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
 TOO_MANY = 429
 PAUSE_S = 1.0  # after a 429 that does not say how long
 DOWN_S = 20.0  # how long an endpoint that failed is asked after the others
@@ -184,7 +185,7 @@ class Client:
             if exchange.status not in REDIRECTS:
                 break
             with exchange:
-                target = resolve(target, exchange.headers.get("Location"), what)
+                target = resolve_location(target, exchange.headers.get("Location"), what)
             if target.origin == endpoint.origin:
                 exchange = self.send(endpoint, method, target.request, headers, attempt, what)
             else:
@@ -237,7 +238,7 @@ class Client:
         """Our error for an answer that is not what was asked for, with the registry's own code."""
         code = error_code(exchange)
         reason = f"{exchange.reason} {code}" if code else exchange.reason
-        return answer_error(exchange.status, reason, exchange.headers, exchange.authority, what)
+        return response_error(exchange.status, reason, exchange.headers, exchange.authority, what)
 
     def _request(
         self,
@@ -251,7 +252,7 @@ class Client:
         body: Body | None,
     ) -> Exchange:
         self._check_pause(endpoint.origin, what)
-        sent = {**_common(headers), **dict(endpoint.headers)}
+        sent = {**headers, **dict(endpoint.headers)}
         if authorization:
             sent["Authorization"] = authorization
         exchange = self._pool(endpoint).request(
@@ -274,14 +275,14 @@ class Client:
             target.origin,
             method,
             target.request,
-            headers=_common(headers),
+            headers=headers,
             attempt=attempt,
             what=what,
         )
         return self._checked(target.origin, exchange, what)
 
     def _checked(self, origin: Origin, exchange: Exchange, what: str) -> Exchange:
-        asked_s = retry_after(exchange.headers)
+        asked_s = parse_retry_after(exchange.headers)
         if exchange.status == TOO_MANY or (exchange.status == 503 and asked_s):
             with self._lock:
                 self._paused_s[origin] = time.monotonic() + (asked_s or PAUSE_S)
@@ -302,7 +303,7 @@ class Client:
             raise StoreUnavailableError(
                 f"cannot {what}: {origin.authority} has too many requests and asked for"
                 f" {left_s:.1f} s without any",
-                retry_after_s=min(left_s, LONGEST_ADVICE_S),
+                retry_after_s=min(left_s, LONGEST_RETRY_AFTER_S),
             )
 
     def set_down(self, endpoint: Endpoint) -> None:
@@ -351,10 +352,6 @@ class Client:
                     make_context=make_context,
                 )
             return pool
-
-
-def _common(headers: Mapping[str, str]) -> dict[str, str]:
-    return {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
 
 
 def _context(

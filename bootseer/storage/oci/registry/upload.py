@@ -23,8 +23,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.http.pool import Body, Exchange
-from bootseer.storage.http.responses import Target, resolve
+from bootseer.storage.http.exchange import Body, Exchange
+from bootseer.storage.http.responses import Target, resolve_location
 from bootseer.storage.oci.registry.challenge import pull_scope
 from bootseer.storage.oci.registry.registry_client import Client
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying
@@ -255,7 +255,7 @@ class Uploader:
 
     def _location(self, exchange: Exchange, what: str) -> str:
         base = Target(self._endpoint.origin, self._endpoint.target("blobs/uploads/"))
-        target = resolve(base, exchange.headers.get("Location"), what)
+        target = resolve_location(base, exchange.headers.get("Location"), what)
         if target.origin != self._endpoint.origin:
             raise NotSupportedError(
                 f"cannot {what}: {self._endpoint.authority} wants the upload sent to another"
