@@ -60,7 +60,9 @@ def read(store: Store, offset: int, size: int, **wishes: Any) -> bytes:
 
 def token_of(store: Any) -> str:
     """A delegation token, as `hdfs fetchdt` gets one."""
-    found = store._folder.names.call("GET", "/", "GETDELEGATIONTOKEN", [("renewer", "alice")], "x")
+    found = store._client.namenodes.call(
+        "GET", "/", "GETDELEGATIONTOKEN", [("renewer", "alice")], "x"
+    )
     return str(found["Token"]["urlString"])
 
 
@@ -122,10 +124,10 @@ def test_a_direct_request_whose_token_died_is_asked_for_again(store: Any) -> Non
     [web] = store.locations("x")[0].replicas
     read(store, 0, 5)
     reader = store._reader
-    [(_, token)] = [p for p in reader._way.parameters if p[0] == "delegation"]
-    store._folder.names.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", token)], "x")
+    [(_, token)] = [p for p in reader._reusable.parameters if p[0] == "delegation"]
+    store._client.namenodes.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", token)], "x")
     assert read(store, 3, 50, prefer=web) == DATA[3:53]
-    assert dict(reader._way.parameters)["delegation"] != token
+    assert dict(reader._reusable.parameters)["delegation"] != token
 
 
 def test_a_cancelled_token(store: Store, url: str, tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_cancelled_token(store: Store, url: str, tmp_path: Path) -> None:
     opened = open_store(url, StoreOptions(token_file=str(tmp_path / "token"), retry_s=0))
     opened.mkdir("d")
     again: Any = store
-    again._folder.names.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", text)], "x")
+    again._client.namenodes.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", text)], "x")
     with pytest.raises(AccessDeniedError, match="token"):
         opened.stat("d")
     opened.close()
@@ -155,6 +157,6 @@ def test_without_ticket_or_token(url: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_redirects_carry_what_must_not_be_shown(store: Any) -> None:
-    target = store._folder.names.redirect("GET", "/alice/x", "OPEN", [], "read x")
+    target = store._client.namenodes.redirect("GET", "/alice/x", "OPEN", [], "read x")
     assert "delegation" in parse_qs(urlsplit(target.request).query)
     assert "delegation" not in repr(target)

@@ -198,7 +198,7 @@ def _asks_plainly(mount: MountSettings) -> bool:
         return mount.plain_http
     try:
         with open_repository(mount.ref, mount.options)[0] as repository:
-            return bool(getattr(repository, "plain_http", False))
+            return repository.plain_http
     except BootseerError:  # podman knows better what is wrong with it
         return False
 

@@ -31,4 +31,4 @@ def open_repository(
         return LayoutRepository(parsed.repository, writable=push), parsed
     from bootseer.storage.oci.registry_repository import RegistryRepository
 
-    return RegistryRepository(parsed, options, plain_http=plain_http, push=push), parsed
+    return RegistryRepository.open(parsed, options, plain_http=plain_http, push=push), parsed
