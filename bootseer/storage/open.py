@@ -1,7 +1,7 @@
 """Opening the store that a URL names.
 
-A scheme's modules and libraries are imported at its first use: `deps run` and `image mount` open
-one kind of store and wait for every import.
+A scheme's modules and libraries are imported at its first use, since `deps run` and `image mount`
+open one kind of store and wait for every import.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from bootseer.errors import NotSupportedError, UsageError
-from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
+from bootseer.storage.options import DEFAULTS, StoreOptions, options_from_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ _SCHEMES = {"file", "http", "https", "webhdfs", "webhdfss", "swebhdfs", "hdfs", 
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """Open the store rooted at a folder: a URL, or a plain directory path.
 
-    Nothing is created or contacted yet, and a scheme's libraries load with its first use. Raises
-    NotSupportedError for another scheme, or one whose library is not installed, and UsageError
-    for a URL that cannot be used.
+    Nothing is created or contacted yet. Raises NotSupportedError for another scheme, or one whose
+    library is not installed, and UsageError for a URL that cannot be used.
     """
     if url and "://" not in url and not url.startswith("oci-layout:"):
         if (scheme := url.partition(":")[0].lower()) != url.lower() and scheme in _SCHEMES:
@@ -37,7 +36,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         return LocalStore(url)
     from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
 
-    named, options = options, options or DEFAULTS
+    given, options = options, options or DEFAULTS
     if url.startswith(("oci://", "oci-layout:")):
         from bootseer.storage.oci.open import open_repository
 
@@ -50,7 +49,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if parsed.scheme in HTTP_SCHEMES:
         from bootseer.storage.http.store import HttpStore
 
-        return HttpStore(url, named or unnamed(os.environ))
+        return HttpStore(url, given or options_from_environment(os.environ))
     if parsed.scheme in WEBHDFS_SCHEMES:
         from bootseer.storage.webhdfs.store import WebHdfsStore
 
