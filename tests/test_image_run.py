@@ -39,8 +39,8 @@ from bootseer.imageprefetch.run.podman import (
 from bootseer.imageprefetch.run.record_image import RecordSettings, record
 from bootseer.storage.oci.config import ImageConfig, parse_config
 from bootseer.storage.oci.manifest import Manifest
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.repository import open_repository
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {

@@ -32,6 +32,7 @@ MODULES = (
     "bootseer.blockimage.serve.page_cache_warmer",
     "bootseer.blocks.cache.sealed_objects",
     "bootseer.blocks.trace.recorder",
+    "bootseer.storage.oci.open",
     "bootseer.storage.oci.registry_repository",
     "bootseer.storage.oci.layout_repository",
     # What these import when they are first used: a tenth of a mount's time.

@@ -30,7 +30,8 @@ from bootseer.imageprefetch.hotset.store import BuiltHotSet, HotSets, PackInput
 from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
-from bootseer.storage.oci.repository import Progress, Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Progress, Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 CACHE_LIMIT_BYTES = 64 << 30

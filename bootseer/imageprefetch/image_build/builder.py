@@ -37,10 +37,11 @@ from bootseer.imageprefetch.image_build.image_sources import (
 from bootseer.storage.lease import Watch, try_acquire
 from bootseer.storage.oci import config
 from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import check_platform
-from bootseer.storage.oci.repository import Progress, Repository, open_repository
+from bootseer.storage.oci.repository import Progress, Repository
+from bootseer.storage.open import open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.store import open_store
 from bootseer.system import file_lock
 
 Note = Callable[[str], None]

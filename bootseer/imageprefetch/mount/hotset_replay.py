@@ -39,7 +39,8 @@ from bootseer.imageprefetch.mount.server_registry import (
     open_whole_tree,
     whole_paths,
 )
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.system.fork import name_thread
 

@@ -22,7 +22,7 @@ from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, MountEven
 from bootseer.imageprefetch.mount.readahead_notices import ReadaheadNotices
 from bootseer.imageprefetch.record.start_recording import ServerRecording
 from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
-from bootseer.storage import wait_reports
+from bootseer.storage import retry
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -135,11 +135,11 @@ class Worker:
     def _bring_up(self) -> None:
         self._events.begin(MOUNT)
         resolver = self._resolver()
-        wait_reports.listener = lambda *report: write_waiting(self._tell, *report)
+        retry.wait_listener = lambda *report: write_waiting(self._tell, *report)
         try:
             self._mount_resolved(resolver)
         finally:
-            wait_reports.listener = None
+            retry.wait_listener = None
             resolver.dismiss_helper()
 
     def _mount_resolved(self, resolver: Resolver) -> None:

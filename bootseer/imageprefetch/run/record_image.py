@@ -30,7 +30,7 @@ from bootseer.storage.oci.config import (
     check_platform_of,
     parse_config,
 )
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 

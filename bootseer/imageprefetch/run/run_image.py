@@ -211,14 +211,13 @@ def _words_to_pull(settings: RunSettings, options: Sequence[str]) -> list[str]:
 
 def _is_plain_http(mount: MountSettings) -> bool:
     """Whether the registry speaks no TLS, on which podman would insist."""
-    from bootseer.storage.oci.registry_repository import RegistryRepository
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     if mount.plain_http is not None:
         return mount.plain_http
     try:
         with open_repository(mount.ref, mount.options)[0] as repository:
-            return isinstance(repository, RegistryRepository) and repository.plain_http
+            return repository.plain_http
     except BootseerError:  # podman will report what is wrong with it
         return False
 
@@ -254,7 +253,7 @@ def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
 
 def _fetch_config(mount: MountSettings, digest: str, cache: ImageCache, begun_s: float) -> bytes:
     from bootseer.imageprefetch.resolve.deadline import BoundedRepository, FirstLook
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
     look = FirstLook(mount.ref, mount.look_s, lambda: None, begun_s=begun_s)

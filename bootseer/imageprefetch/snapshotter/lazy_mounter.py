@@ -17,8 +17,9 @@ from bootseer.imageprefetch.snapshotter import layer_unpacker
 from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
 from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.storage.oci.config import LIMIT_BYTES, diff_ids_of
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.reference import parse_reference
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.repository import Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 PULL_STALL_S = 5.0
