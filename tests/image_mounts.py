@@ -30,13 +30,9 @@ from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
-from bootseer.storage.oci.manifest import (
-    OCI_CONFIG,
-    OCI_MANIFEST,
-    Descriptor,
-    digest_of,
-    manifest_bytes,
-)
+from bootseer.storage.oci import media_types
+from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
+from bootseer.storage.oci.media_types import OCI_CONFIG, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
 from bootseer.storage.oci.repository import Repository
@@ -115,7 +111,7 @@ def publish(
         built = build(entries_of(files), str(folder))
         made = artifact.pack(built, {"made": "by a test"})
         block = artifact.push(made, repository, subject)
-        source = TableSource(built.table, repository.store, made.blobs[artifact.DATA].digest)
+        source = TableSource(built.table, repository.store, made.blobs[media_types.DATA].digest)
         packs, hot_sets = {}, {}
         for workload, paths in (hot or {}).items():
             trace = trace_of(built.files, paths, source, workload)
@@ -187,7 +183,7 @@ def push_hot_set(
         )
     repository.push_blob(str(path), info.digest, info.size_bytes)
     repository.push_blob(b"{}", digest_of(b"{}"), 2)
-    pack = Descriptor(hotset_manifest.PACK, info.digest, info.size_bytes)
+    pack = Descriptor(media_types.PACK, info.digest, info.size_bytes)
     hot = hotset_manifest.HotSet(
         trace.workload,
         block.digest,

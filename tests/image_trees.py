@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from bootseer.blockimage import artifact
 from bootseer.blocks.table import Codec, Table, Unpacker, parse
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.open import open_repository
 
 _LARGE = 1 << 30
@@ -53,8 +53,8 @@ def fetch(ref: str, digest: str, folder: Path) -> tuple[Path, Path]:
         parts = {layer.media_type: layer for layer in manifest.layers}
         blobs = {kind: repository.blob(layer, limit_bytes=1 << 32) for kind, layer in parts.items()}
     meta, data = folder / "meta", folder / "data"
-    meta.write_bytes(zstandard.ZstdDecompressor().decompress(blobs[artifact.META]))
-    unpack(parse(blobs[artifact.TABLE]), blobs[artifact.DATA], data)
+    meta.write_bytes(zstandard.ZstdDecompressor().decompress(blobs[media_types.META]))
+    unpack(parse(blobs[media_types.TABLE]), blobs[media_types.DATA], data)
     return meta, data
 
 

@@ -19,14 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from web_fakes import FakeServer, Request, head, serve_range
 
-from bootseer.storage.oci.manifest import (
-    ACCEPT,
-    OCI_CONFIG,
-    OCI_MANIFEST,
-    Descriptor,
-    digest_of,
-    manifest_bytes,
-)
+from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
+from bootseer.storage.oci.media_types import ACCEPT, OCI_CONFIG, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Repository
 

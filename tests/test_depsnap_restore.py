@@ -240,6 +240,32 @@ def test_umask_and_a_setgid_parent_do_not_matter(tmp_path: Path) -> None:
     assert describe(parent / "t") == describe(root)
 
 
+def test_the_journal_and_its_name_are_synced_before_anything_is_switched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not keep some of the switch and forget that there was one."""
+    info = pack(rich(tmp_path / "r"), tmp_path / "a")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def sync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    before: list[list[str]] = []
+
+    def look(name: str) -> None:
+        if name == "committed":
+            before.append(synced[-2:])
+
+    monkeypatch.setattr(os, "fsync", sync)
+    targets = {str(tmp_path / "r"): str(tmp_path / "t")}
+    restore(str(tmp_path / "a"), info.index_digest, targets, on_step=look)
+    [[journal, folder]] = before
+    assert os.path.dirname(journal) == folder
+    assert ".bootseer-" in folder
+
+
 def test_works_in_a_process_with_threads(tmp_path: Path) -> None:
     root = rich(tmp_path / "r")
     info = pack(root, tmp_path / "a")

@@ -41,6 +41,7 @@ from bootseer.errors import (
 )
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
 from bootseer.imageprefetch.image_build.flatten import Limits
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -71,11 +72,11 @@ def test_a_block_image_refers_to_its_image_and_is_built_once(registry: Any, tmp_
         assert first.subject == before.digest
         assert (first.built, again.built) == (True, False)
         assert again.block_image == first.block_image
-        found = repository.referrers(before.digest, artifact.ARTIFACT)
+        found = repository.referrers(before.digest, media_types.BLOCK_IMAGE)
         assert [one.digest for one in found] == [first.block_image]
         manifest = repository.manifest(first.block_image)
         kinds = [layer.media_type for layer in manifest.layers]
-        assert kinds == [artifact.META, artifact.TABLE, artifact.DATA, artifact.FILES]
+        assert kinds == [media_types.META, media_types.TABLE, media_types.DATA, media_types.FILES]
         about = json.loads(repository.blob(manifest.config, limit_bytes=1 << 20))
         files = files_of(repository, manifest)
     assert about["entries"] == first.entries == 4
@@ -101,7 +102,7 @@ def test_a_block_image_that_lacks_parts_is_built_again(
 
 
 def files_of(repository: Any, manifest: Any) -> FileMap:
-    layer = manifest.layer(artifact.FILES)
+    layer = manifest.layer(media_types.FILES)
     return filemap.parse(repository.blob(layer, limit_bytes=1 << 20))
 
 
@@ -115,7 +116,7 @@ def test_the_same_image_gives_the_same_block_image_everywhere(
         )
     assert len({report.block_image for report in reports}) == 1
     with open_repository(ref)[0] as repository:
-        assert len(repository.referrers(reports[0].subject, artifact.ARTIFACT)) == 1
+        assert len(repository.referrers(reports[0].subject, media_types.BLOCK_IMAGE)) == 1
 
 
 def test_two_builds_on_a_node_do_the_work_once(registry: Any, tmp_path: Path) -> None:

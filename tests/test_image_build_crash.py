@@ -20,8 +20,8 @@ from images_lab import Image, Layer, file, write_layout
 from oci_proxy import Gate, Halves, isolate
 from web_fakes import head
 
-from bootseer.blockimage import artifact
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -206,7 +206,7 @@ def kill_and_build(registry: Any, folder: Path, kills: int) -> None:
     assert killed == kills, "builds end too early to be killed"
     assert build(ref, folder).block_image == wanted.block_image
     with open_repository(ref)[0] as repository:
-        found = repository.referrers(wanted.subject, artifact.ARTIFACT)
+        found = repository.referrers(wanted.subject, media_types.BLOCK_IMAGE)
         assert [one.digest for one in found] == [wanted.block_image]
         for layer in repository.manifest(wanted.block_image).layers:
             with repository.stream(layer.digest) as stream:  # which checks its digest

@@ -15,13 +15,8 @@ import zstandard
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter import layer_unpacker
-from bootseer.storage.oci.manifest import (
-    OCI_CONFIG,
-    OCI_MANIFEST,
-    Descriptor,
-    digest_of,
-    manifest_bytes,
-)
+from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
+from bootseer.storage.oci.media_types import OCI_CONFIG, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Repository
 

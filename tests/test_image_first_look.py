@@ -20,13 +20,13 @@ from oci_proxy import Gate, Tokens, isolate
 from waiting import until
 from web_fakes import Request, head
 
-from bootseer.blockimage.media_types import BLOCK_IMAGE, META
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.resolve import deadline, registry_helper
 from bootseer.imageprefetch.resolve.deadline import FirstLook
 from bootseer.imageprefetch.resolve.resolver import Resolver
+from bootseer.storage.oci.media_types import BLOCK_IMAGE, META
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.options import DEFAULTS, StoreOptions

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
+import os
 import random
 from pathlib import Path
 
@@ -18,15 +20,15 @@ from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.store import HotSets, PackInput
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
-    OCI_EMPTY,
-    OCI_MANIFEST,
     Descriptor,
     Manifest,
     digest_of,
     manifest_bytes,
 )
+from bootseer.storage.oci.media_types import OCI_EMPTY, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -121,6 +123,16 @@ def test_hot_sets_of_every_kind_are_packed(tree, tmp_path):
         made_of(tree, tmp_path, foreign)
 
 
+def test_a_pack_is_kept_where_no_hard_links_are(tree, tmp_path, monkeypatch):
+    def link(source, target):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    made, _ = made_of(tree, tmp_path, tree.touched(("usr/lib/f03", 0, 5)))
+    assert Path(made.pack_path).stat().st_mode & 0o777 == 0o644
+    assert not list(Path(made.pack_path).parent.glob(".*"))
+
+
 def test_a_damaged_one_on_disk_is_told(tree, tmp_path):
     made, _ = made_of(tree, tmp_path, tree.touched(("usr/lib/f03", 0, 5)))
     place = tmp_path / "_default"
@@ -157,7 +169,7 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
         one = dataclasses.replace(trace, workload=workload)
         made, _ = made_of(tree, tmp_path / "sets", one, parts=parts)
         store.push(repository, made)
-    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
+    listed = repository.referrers(subject.digest, media_types.HOT_SET)
     assert len(listed) == 2
     found = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "train")
     assert found is not None
@@ -186,20 +198,20 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
         )
         store.push(repository, made)
     told = {
-        hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE,
-        hotset_manifest.WORKLOAD: "",
-        hotset_manifest.CREATED: "9999",
+        media_types.BLOCK_IMAGE_NOTE: BLOCK_IMAGE,
+        media_types.WORKLOAD_NOTE: "",
+        media_types.CREATED_NOTE: "9999",
     }
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
     forged = manifest_bytes(
         config=empty,
         layers=[],
         subject=subject,
-        artifact_type=hotset_manifest.ARTIFACT,
+        artifact_type=media_types.HOT_SET,
         annotations=told,
     )
     repository.push_manifest(forged, OCI_MANIFEST)
-    listed = repository.referrers(subject.digest, hotset_manifest.ARTIFACT)
+    listed = repository.referrers(subject.digest, media_types.HOT_SET)
     bare = [dataclasses.replace(one, annotations={}, artifact_type="") for one in listed]
     for some in (listed, bare):  # some registries list no annotations
         found = hotset_manifest.choose(repository, some, BLOCK_IMAGE)
@@ -227,9 +239,9 @@ def test_a_manifest_that_lies_about_its_pack_is_refused(name, value):
     empty = Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
 
     def read(annotations: dict[str, str]) -> hotset_manifest.HotSet:
-        layer = Descriptor(hotset_manifest.PACK, digest_of(b"pack"), 100, annotations)
+        layer = Descriptor(media_types.PACK, digest_of(b"pack"), 100, annotations)
         return hotset_manifest.parse_manifest(
-            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=hotset_manifest.ARTIFACT)
+            Manifest(b"", OCI_MANIFEST, empty, (layer,), artifact_type=media_types.HOT_SET)
         )
 
     assert read(about).boot_length == 10
@@ -254,9 +266,9 @@ def test_a_mount_waits_for_few_damaged_hot_sets():
             asked.append(descriptor)
             raise CorruptDataError("damaged")
 
-    told = {hotset_manifest.BLOCK_IMAGE: BLOCK_IMAGE, hotset_manifest.WORKLOAD: ""}
+    told = {media_types.BLOCK_IMAGE_NOTE: BLOCK_IMAGE, media_types.WORKLOAD_NOTE: ""}
     listed = [
-        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, hotset_manifest.ARTIFACT)
+        Descriptor(OCI_MANIFEST, digest_of(b"%d" % n), 1, told, media_types.HOT_SET)
         for n in range(1000)
     ]
     assert hotset_manifest.choose(Damaged(), listed, BLOCK_IMAGE) is None

@@ -19,10 +19,10 @@ from image_mounts import Mounts, evict, mounts_below, publish, some_files, tree_
 from oci_proxy import Gate, Halves
 from waiting import until
 
-from bootseer.blockimage import artifact
 from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.imageprefetch.resolve import resolver
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import StoreOptions
 
@@ -45,7 +45,7 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     image = publish(ref, FILES, tmp_path / "first")
 
     def last(_: Any, listed: Any) -> Any:
-        return [one for one in listed if one.artifact_type == artifact.ARTIFACT][-1]
+        return [one for one in listed if one.artifact_type == media_types.BLOCK_IMAGE][-1]
 
     monkeypatch.setattr(resolver, "find_block_image", last)
     mounted = mounts.mount(ref)

@@ -28,6 +28,7 @@ from web_fakes import Request
 
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.imageprefetch.mount import mount, server_registry
+from bootseer.storage.oci import media_types
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -220,9 +221,8 @@ def test_a_cut_pack_is_finished_by_blocks(mounts: Mounts, own: Any, image: Publi
 def test_a_damaged_block_gives_an_error_never_a_wrong_byte(
     mounts: Mounts, own: Any, image: Published
 ) -> None:
-    from bootseer.blockimage import artifact
 
-    damage(own.blob_path(image.blobs[artifact.DATA]), 5000)
+    damage(own.blob_path(image.blobs[media_types.DATA]), 5000)
     mounted = mounts.mount(image.ref, hot=False, deadline_s=10.0)
     errors = []
     wrong = 0
@@ -281,10 +281,9 @@ def test_killed_servers_are_followed_by_others(mounts: Mounts, own: Any, image: 
 
     A FAKE stands between, so that the answers stop where they should.
     """
-    from bootseer.blockimage import artifact
 
     with Gate(own.host) as gate:
-        halves = Halves(gate, image.blobs[artifact.DATA], cuts=3)
+        halves = Halves(gate, image.blobs[media_types.DATA], cuts=3)
         gate.rules = [halves.rule]
         mounted = mounts.mount(image.ref.replace(own.host, gate.authority), hot=False)
         server = mounts.server()
@@ -379,7 +378,6 @@ def test_a_full_cache_stops_nobody(mounts: Mounts, image: Published, size: str) 
 def test_a_cache_that_is_removed_during_a_mount_harms_nobody(
     mounts: Mounts, own: Any, image: Published
 ) -> None:
-    from bootseer.blockimage import artifact
 
     mounted = mounts.mount(image.ref, hot=False)
     read(mounted, NAMES[0])
@@ -387,7 +385,7 @@ def test_a_cache_that_is_removed_during_a_mount_harms_nobody(
     subprocess.run(["rm", "-rf", str(mounts.cache)], check=True)
     asked = len(own.requests())
     assert tree_of(mounted.directory) == FILES
-    assert any(image.blobs[artifact.DATA] in r.path for r in own.requests()[asked:])
+    assert any(image.blobs[media_types.DATA] in r.path for r in own.requests()[asked:])
 
 
 def test_a_failed_mount_leaves_nothing(

@@ -17,10 +17,10 @@ from oci_proxy import Gate, Rule, Tokens, isolate, opened
 from waiting import until
 from web_fakes import head, reset
 
-from bootseer.blockimage.artifact import DATA
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch import image_cache
-from bootseer.storage.oci.manifest import OCI_INDEX, Platform, index_bytes
+from bootseer.storage.oci.manifest import Platform, index_bytes
+from bootseer.storage.oci.media_types import DATA, OCI_INDEX
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -17,9 +17,9 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, noise, publish, some_files, tree_of
 from waiting import until
 
-from bootseer.blockimage import artifact
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.storage.oci import media_types
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -80,7 +80,7 @@ def test_a_read_that_fails_is_told_by_an_event(
 ) -> None:
     registry, events = own_registry(), tmp_path / "events"
     image = publish(registry.reference("odds/bad", "1"), FILES, tmp_path / "bad")
-    with registry.blob_path(image.blobs[artifact.DATA]).open("r+b") as file:
+    with registry.blob_path(image.blobs[media_types.DATA]).open("r+b") as file:
         file.write(bytes(1 << 20))
     monkeypatch.setenv("BOOTSEER_EVENTS", str(events))
     mounted = mounts.mount(image.ref, deadline_s=5.0)

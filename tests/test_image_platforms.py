@@ -16,7 +16,8 @@ from bootseer.errors import NotSupportedError
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
 from bootseer.imageprefetch.snapshotter.types import StockImage
-from bootseer.storage.oci.manifest import OCI_INDEX, OCI_MANIFEST, Descriptor, Platform, index_bytes
+from bootseer.storage.oci.manifest import Descriptor, Platform, index_bytes
+from bootseer.storage.oci.media_types import OCI_INDEX, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from image_mounts import publish, some_files
 
-from bootseer.blockimage import artifact, hotset_manifest
+from bootseer.blockimage import hotset_manifest
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch.hotset import store
-from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
+from bootseer.storage.oci import media_types
+from bootseer.storage.oci.manifest import Descriptor, digest_of
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.referrers_index import ReferrersIndex
 from bootseer.storage.oci.registry.registry_client import RegistryClient
@@ -42,9 +44,9 @@ def push_hot_sets(ref: str, folder: Path, *workloads: str) -> list[str]:
     made = []
     with open_repository(ref, push=True)[0] as repository:
         subject, _ = repository.image("1")
-        (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+        (block,) = repository.referrers(image.digest, media_types.BLOCK_IMAGE)
         for number, workload in enumerate(workloads):
-            pack = Descriptor(hotset_manifest.PACK, image.blobs[artifact.TABLE], 1)
+            pack = Descriptor(media_types.PACK, image.blobs[media_types.TABLE], 1)
             created = f"2026-01-01T00:00:{number:02}Z"
             hot = hotset_manifest.HotSet(
                 workload, block.digest, created, 1, pack, 1, pack.digest, None
@@ -59,8 +61,8 @@ def push_one(ref: str, workload: str, created: str) -> str:
     """One more hot set of an image that was pushed; returns its digest."""
     with open_repository(ref, push=True)[0] as repository:
         subject, _ = repository.image("1")
-        (block,) = repository.referrers(subject.digest, artifact.ARTIFACT)
-        pack = Descriptor(hotset_manifest.PACK, digest_of(b"{}"), 2)
+        (block,) = repository.referrers(subject.digest, media_types.BLOCK_IMAGE)
+        pack = Descriptor(media_types.PACK, digest_of(b"{}"), 2)
         hot = hotset_manifest.HotSet(workload, block.digest, created, 1, pack, 1, pack.digest, None)
         return repository.push_manifest(
             hotset_manifest.manifest_of(hot, subject), OCI_MANIFEST
@@ -84,7 +86,7 @@ def left(ref: str) -> list[str]:
     with open_repository(ref)[0] as repository:
         image = repository.image("1")[0].digest
         found = [d.digest for d, _ in store.list_published(repository, image)]
-        assert len(repository.referrers(image, artifact.ARTIFACT)) == 1
+        assert len(repository.referrers(image, media_types.BLOCK_IMAGE)) == 1
     return found
 
 

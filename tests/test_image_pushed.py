@@ -22,13 +22,9 @@ from bootseer.imageprefetch.hotset.image_hotsets import (
     open_image,
 )
 from bootseer.imageprefetch.hotset.store import BuiltHotSet
-from bootseer.storage.oci.manifest import (
-    OCI_MANIFEST,
-    Descriptor,
-    Manifest,
-    digest_of,
-    manifest_bytes,
-)
+from bootseer.storage.oci import media_types
+from bootseer.storage.oci.manifest import Descriptor, Manifest, digest_of, manifest_bytes
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -216,11 +212,11 @@ def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
 def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
     """The repository is a fake that only tells what the list leaves out."""
     blocks = sorted(
-        (of_kind(block_image_repo.BLOCK_IMAGE, bytes([n])) for n in range(3)),
+        (of_kind(media_types.BLOCK_IMAGE, bytes([n])) for n in range(3)),
         key=lambda b: b.digest,
     )
-    told = {hotset_manifest.BLOCK_IMAGE: blocks[2].digest, hotset_manifest.WORKLOAD: "train"}
-    hot = dataclasses.replace(of_kind(hotset_manifest.ARTIFACT, b"hot"), annotations=told)
+    told = {media_types.BLOCK_IMAGE_NOTE: blocks[2].digest, media_types.WORKLOAD_NOTE: "train"}
+    hot = dataclasses.replace(of_kind(media_types.HOT_SET, b"hot"), annotations=told)
 
     class Telling:
         def manifest(self, descriptor: Descriptor) -> Descriptor:
@@ -241,7 +237,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
     node.build()
     for number in range(3):  # of which some have lower digests
         with open_repository(image.ref, push=True)[0] as repository:
-            listed = repository.referrers(image.digest, block_image_repo.BLOCK_IMAGE)
+            listed = repository.referrers(image.digest, media_types.BLOCK_IMAGE)
             first = repository.manifest(listed[0])
             assert isinstance(first, Manifest)
             assert first.subject is not None
@@ -249,7 +245,7 @@ def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_p
                 config=first.config,
                 layers=first.layers,
                 subject=first.subject,
-                artifact_type=block_image_repo.BLOCK_IMAGE,
+                artifact_type=media_types.BLOCK_IMAGE,
                 annotations={"made": f"by another zstd, {number}"},
             )
             repository.push_manifest(again, OCI_MANIFEST)

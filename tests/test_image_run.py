@@ -22,7 +22,6 @@ from oci_proxy import Gate
 from waiting import until
 from web_fakes import Request, head
 
-from bootseer.blockimage import artifact
 from bootseer.cli import root
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
@@ -37,6 +36,7 @@ from bootseer.imageprefetch.run.podman import (
     recording_words,
 )
 from bootseer.imageprefetch.run.record_image import RecordSettings, record
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.config import ImageConfig, parse_config
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.open import open_repository
@@ -126,7 +126,7 @@ def parts_of(name: str) -> dict[str, str]:
     repository, reference = open_repository(name)
     with repository:
         image, _ = repository.image(reference.version)
-        (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+        (block,) = repository.referrers(image.digest, media_types.BLOCK_IMAGE)
         manifest = repository.manifest(block.digest)
     assert isinstance(manifest, Manifest)
     return {layer.media_type: layer.digest for layer in manifest.layers}
@@ -621,7 +621,9 @@ class TestContainers:
         name = lab.published(registry, "spoiled", 0)
         blobs = parts_of(name)
         with Gate(registry.host) as gate:
-            spoil = Spoiler(gate, {blobs[kind] for kind in (artifact.META, artifact.TABLE)}, fault)
+            spoil = Spoiler(
+                gate, {blobs[kind] for kind in (media_types.META, media_types.TABLE)}, fault
+            )
             gate.rules.append(spoil)
             begun_s = time.monotonic()
             through = name.replace(registry.host, gate.authority)
@@ -652,7 +654,7 @@ class TestContainers:
             with lab.start(*words, stdin=subprocess.PIPE) as child:
                 assert child.stdout is not None
                 assert child.stdout.readline() == "ready\n"
-                spoil = Spoiler(gate, {parts_of(name)[artifact.DATA]}, fault)
+                spoil = Spoiler(gate, {parts_of(name)[media_types.DATA]}, fault)
                 gate.rules.append(spoil)
                 begun_s = time.monotonic()
                 _, error = child.communicate("go\n", timeout=120)

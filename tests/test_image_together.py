@@ -14,7 +14,7 @@ import pytest
 from image_mounts import Mounts, mounts_below, publish, some_files
 from oci_proxy import Gate
 
-from bootseer.blockimage import artifact
+from bootseer.storage.oci import media_types
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -62,7 +62,7 @@ def test_no_byte_of_an_image_is_served_twice(mounts: Mounts, registry: Any, tmp_
         said = [child.communicate(timeout=240)[0].split() for child in children]
         right = hashlib.sha256(repr(sorted(FILES.items())).encode()).hexdigest()
         assert sorted(said) == [["False", right]] + [["True", right]] * (TOGETHER - 1)
-        data = gate.asked(f"/blobs/{image.blobs[artifact.DATA]}")
+        data = gate.asked(f"/blobs/{image.blobs[media_types.DATA]}")
         ranges = sorted(request.span for request in data)
         assert ranges
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))

@@ -21,12 +21,14 @@ from image_mounts import (
     tree_of,
 )
 
-from bootseer.blockimage import artifact, hotset_manifest
+from bootseer.blockimage import hotset_manifest
 from bootseer.blockimage.serve.bulk_fetch import PAUSE_S, WholeFetch
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.storage.oci.manifest import EMPTY_BYTES, OCI_MANIFEST, Manifest, digest_of
+from bootseer.storage.oci import media_types
+from bootseer.storage.oci.manifest import EMPTY_BYTES, Manifest, digest_of
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Repository
 
@@ -157,5 +159,5 @@ def test_a_hot_set_of_another_image_is_not_used(
 
 
 def _block(repository: Repository, image: Published) -> str:
-    (block,) = repository.referrers(image.digest, artifact.ARTIFACT)
+    (block,) = repository.referrers(image.digest, media_types.BLOCK_IMAGE)
     return block.digest

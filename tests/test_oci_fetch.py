@@ -17,15 +17,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.table import Codec, Stored, Table, TableSource
 from bootseer.errors import CorruptDataError, StoreUnavailableError
-from bootseer.storage.oci.manifest import (
-    OCI_EMPTY,
-    OCI_INDEX,
-    OCI_MANIFEST,
-    Descriptor,
-    digest_of,
-    index_bytes,
-    manifest_bytes,
-)
+from bootseer.storage.oci.manifest import Descriptor, digest_of, index_bytes, manifest_bytes
+from bootseer.storage.oci.media_types import OCI_EMPTY, OCI_INDEX, OCI_MANIFEST
 from bootseer.storage.oci.registry import upload
 from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.request_control import Attempt

@@ -22,7 +22,8 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.http.responses import Origin
-from bootseer.storage.oci.manifest import OCI_INDEX, Descriptor, digest_of, index_bytes
+from bootseer.storage.oci.manifest import Descriptor, digest_of, index_bytes
+from bootseer.storage.oci.media_types import OCI_INDEX
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.oci.registry.mirrors import Endpoint, MirrorFiles, plan_endpoints
 from bootseer.storage.oci.registry.upload import BlobSource, Uploader

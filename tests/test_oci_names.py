@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError, UsageError
 from bootseer.storage.oci import platforms
 from bootseer.storage.oci.manifest import (
-    DOCKER_INDEX,
-    OCI_INDEX,
-    OCI_MANIFEST,
     Descriptor,
     Index,
     Manifest,
@@ -26,6 +23,7 @@ from bootseer.storage.oci.manifest import (
     manifest_bytes,
     parse_manifest,
 )
+from bootseer.storage.oci.media_types import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST
 from bootseer.storage.oci.platforms import choose_platform, parse_platform, this_platform
 from bootseer.storage.oci.reference import Reference, parse_reference
 from bootseer.storage.oci.referrers import filter_referrers, referrers_tag

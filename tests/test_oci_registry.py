@@ -23,9 +23,6 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.oci.manifest import (
-    OCI_EMPTY,
-    OCI_INDEX,
-    OCI_MANIFEST,
     Descriptor,
     Index,
     Platform,
@@ -33,6 +30,7 @@ from bootseer.storage.oci.manifest import (
     index_bytes,
     manifest_bytes,
 )
+from bootseer.storage.oci.media_types import OCI_EMPTY, OCI_INDEX, OCI_MANIFEST
 from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.oci.registry_repository import RegistryRepository
 from bootseer.storage.oci.repository import Repository

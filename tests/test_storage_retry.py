@@ -34,6 +34,24 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == retry.__name__]
 
 
+@pytest.mark.parametrize(
+    ("failures", "most_s"), [(1, 0.1), (2, 0.2), (6, 3.2), (7, 5.0), (10**6, 5.0)]
+)
+def test_waits_double_up_to_a_limit_with_full_jitter(failures: int, most_s: float) -> None:
+    assert retry.backoff_s(failures, chance=1.0) == pytest.approx(most_s)
+    assert retry.backoff_s(failures, chance=0.25) == pytest.approx(most_s / 4)
+    waits_s = [retry.backoff_s(failures) for _ in range(200)]
+    assert min(waits_s) < most_s / 4
+    assert most_s * 3 / 4 < max(waits_s) <= most_s
+
+
+def test_a_server_is_asked_no_sooner_than_it_said() -> None:
+    busy = StoreUnavailableError("wait", retry_after_s=7.0)
+    assert retry.backoff_s(1, error=busy) == 7.0
+    assert retry.backoff_s(9, first_s=1.0, most_s=60.0, error=busy, chance=1.0) == 60.0
+    assert retry.backoff_s(1, error=ValueError("no word of that"), chance=0.0) == 0.0
+
+
 def test_a_long_wait_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

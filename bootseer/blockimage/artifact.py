@@ -14,22 +14,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage import media_types
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
 from bootseer.light_dataclasses import dataclass
+from bootseer.storage.oci.media_types import BLOCK_IMAGE, CONFIG, DATA, FILES, META, TABLE
 from bootseer.system.atomic import replace_file
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
     from bootseer.storage.oci.repository import Repository
 
-ARTIFACT = media_types.BLOCK_IMAGE
-DATA = media_types.DATA
-META = media_types.META
-TABLE = media_types.TABLE
-CONFIG = "application/vnd.bootseer.blockimage.config.v1+json"
-FILES = "application/vnd.bootseer.blockimage.files.v1+zstd"
 VERSION = 1
 META_LEVEL, LARGE_META_LEVEL = 19, 9
 LARGE_META_BYTES = 16 << 20  # seconds of packing; a start waits for every byte
@@ -147,7 +141,7 @@ def manifest(artifact: Artifact, subject: Descriptor | None) -> bytes:
         config=_descriptor(artifact.blobs[CONFIG]),
         layers=[_descriptor(artifact.blobs[kind]) for kind in _ORDER],
         subject=subject,
-        artifact_type=ARTIFACT,
+        artifact_type=BLOCK_IMAGE,
     )
 
 
@@ -160,7 +154,7 @@ def push(
     progress: Callable[[int], None] | None = None,
 ) -> Descriptor:
     """Push blobs that are not there yet, then the manifest. Raises what the repository raises."""
-    from bootseer.storage.oci.manifest import OCI_MANIFEST
+    from bootseer.storage.oci.media_types import OCI_MANIFEST
 
     for kind in (*_ORDER, CONFIG):
         blob = artifact.blobs[kind]

@@ -15,21 +15,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage import media_types
 from bootseer.blockimage.pack_format import BOOT_DIGEST, BOOT_LENGTH, LIMITS
 from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.storage.oci.media_types import (
+    BLOCK_IMAGE_NOTE,
+    CREATED_NOTE,
+    HOT_SET,
+    OCI_EMPTY,
+    PACK,
+    STARTS_NOTE,
+    TRACE,
+    WORKLOAD_NOTE,
+)
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.repository import RepositoryReader
 
-CREATED = media_types.CREATED_NOTE
-ARTIFACT = media_types.HOT_SET
-PACK = media_types.PACK
-WORKLOAD = media_types.WORKLOAD_NOTE
-TRACE = "application/vnd.bootseer.hotset.trace.v1+zstd"
-BLOCK_IMAGE = "dev.bootseer.blockimage"  # further annotations of the manifest
-STARTS = "dev.bootseer.starts"
 _AHEAD_US = 24 * 3600 * 10**6  # clocks may differ by less
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
@@ -63,15 +65,15 @@ def manifest_of(hot: HotSet, subject: Descriptor) -> bytes:
         layers.append(dataclasses.replace(hot.trace, media_type=TRACE))
     empty = manifest.EMPTY_BYTES
     return manifest.manifest_bytes(
-        config=manifest.Descriptor(manifest.OCI_EMPTY, manifest.digest_of(empty), len(empty)),
+        config=manifest.Descriptor(OCI_EMPTY, manifest.digest_of(empty), len(empty)),
         layers=layers,
         subject=subject,
-        artifact_type=ARTIFACT,
+        artifact_type=HOT_SET,
         annotations={
-            WORKLOAD: hot.workload,
-            BLOCK_IMAGE: hot.block_image,
-            STARTS: str(hot.starts),
-            CREATED: hot.created,
+            WORKLOAD_NOTE: hot.workload,
+            BLOCK_IMAGE_NOTE: hot.block_image,
+            STARTS_NOTE: str(hot.starts),
+            CREATED_NOTE: hot.created,
         },
     )
 
@@ -80,17 +82,17 @@ def parse_manifest(manifest: Manifest) -> HotSet:
     """Read a hot set's manifest. Raises CorruptDataError when it is none."""
     told = manifest.annotations
     pack = manifest.layer(PACK)
-    if manifest.artifact_type != ARTIFACT or pack is None:
+    if manifest.artifact_type != HOT_SET or pack is None:
         raise CorruptDataError("the manifest is not one of a hot set; build the hot set again")
     length, digest = pack.annotations.get(BOOT_LENGTH, ""), pack.annotations.get(BOOT_DIGEST, "")
     plausible = re.fullmatch(r"[1-9][0-9]{0,11}", length) and _DIGEST.fullmatch(digest)
     if not plausible or int(length) > min(pack.size_bytes, LIMITS.boot_bytes):
         raise CorruptDataError("the hot set does not say where its pack begins; build it again")
-    starts = told.get(STARTS, "")
+    starts = told.get(STARTS_NOTE, "")
     return HotSet(
-        told.get(WORKLOAD, ""),
-        told.get(BLOCK_IMAGE, ""),
-        told.get(CREATED, ""),
+        told.get(WORKLOAD_NOTE, ""),
+        told.get(BLOCK_IMAGE_NOTE, ""),
+        told.get(CREATED_NOTE, ""),
         int(starts) if re.fullmatch(r"[0-9]{1,9}", starts) else 0,
         pack,
         int(length),
@@ -149,11 +151,11 @@ def newest(
     fitting = [
         one
         for one in listed
-        if one.artifact_type in ("", ARTIFACT)
-        and one.annotations.get(BLOCK_IMAGE) == block_image
-        and workload in (None, one.annotations.get(WORKLOAD))
+        if one.artifact_type in ("", HOT_SET)
+        and one.annotations.get(BLOCK_IMAGE_NOTE) == block_image
+        and workload in (None, one.annotations.get(WORKLOAD_NOTE))
     ]
-    return sorted(fitting, key=lambda one: age(one.annotations.get(CREATED, "")), reverse=True)
+    return sorted(fitting, key=lambda one: age(one.annotations.get(CREATED_NOTE, "")), reverse=True)
 
 
 def choose(
@@ -190,7 +192,7 @@ def with_annotations(
     out = []
     looked = 0
     for one in listed:
-        if not one.annotations and one.artifact_type in ("", ARTIFACT) and looked < _MOST_MANIFESTS:
+        if not one.annotations and one.artifact_type in ("", HOT_SET) and looked < _MOST_MANIFESTS:
             looked += 1
             with contextlib.suppress(CorruptDataError, NotFoundError):
                 found = repository.manifest(one)

@@ -69,15 +69,16 @@ _IMAGE_MOUNT = """
     lib-dynload/_hashlib lib-dynload/_blake2 hashlib enum re/_constants re/_parser
     re/_casefix re/_compiler copyreg re/__init__ lib-dynload/_json json/scanner json/decoder
     json/encoder json/__init__ contextlib warnings lib-dynload/_typing typing
-    bootseer/storage/oci/reference bootseer/storage/oci/manifest signal urllib/__init__
-    ipaddress urllib/parse email/__init__ lib-dynload/math lib-dynload/_bisect bisect
-    lib-dynload/_random lib-dynload/_sha512 random lib-dynload/select selectors
-    lib-dynload/array socket lib-dynload/_datetime datetime locale calendar email/_parseaddr
-    lib-dynload/_struct struct lib-dynload/binascii base64 email/base64mime string
-    email/quoprimime email/errors quopri email/encoders email/charset email/utils
-    lib-dynload/_ssl ssl http/__init__ email/header email/_policybase email/feedparser
-    email/parser email/_encoded_words email/iterators email/message http/client
-    bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
+    bootseer/storage/oci/media_types bootseer/storage/oci/reference
+    bootseer/storage/oci/manifest signal urllib/__init__ ipaddress urllib/parse
+    email/__init__ lib-dynload/math lib-dynload/_bisect bisect lib-dynload/_random
+    lib-dynload/_sha512 random lib-dynload/select selectors lib-dynload/array socket
+    lib-dynload/_datetime datetime locale calendar email/_parseaddr lib-dynload/_struct
+    struct lib-dynload/binascii base64 email/base64mime string email/quoprimime email/errors
+    quopri email/encoders email/charset email/utils lib-dynload/_ssl ssl http/__init__
+    email/header email/_policybase email/feedparser email/parser email/_encoded_words
+    email/iterators email/message http/client bootseer/storage/urls
+    bootseer/storage/http/__init__ bootseer/storage/http/responses
     bootseer/storage/http/errors bootseer/storage/http/exchange bootseer/storage/http/pool
     bootseer/context_managers bootseer/storage/store bootseer/system/__init__
     bootseer/system/randomness bootseer/config/__init__ bootseer/config/paths
@@ -90,22 +91,21 @@ _IMAGE_MOUNT = """
     bootseer/storage/oci/referrers bootseer/storage/oci/registry/manifests
     bootseer/storage/oci/open bootseer/storage/oci/registry_repository tomllib/_types
     tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
-    encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
-    bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text
-    bootseer/cli/image/__init__ bootseer/cli/image/outcome bootseer/fuse/__init__
-    bootseer/system/readiness bootseer/system/fork bootseer/system/paths
-    bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
-    bootseer/system/libc bootseer/system/mount_calls bootseer/system/mountinfo
-    bootseer/system/proc_files bootseer/fuse/mount/mount_point lib-dynload/fcntl
-    bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian ctypes/__init__
-    bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/system/file_lock bootseer/imageprefetch/mount/server_registry
-    bootseer/imageprefetch/mount/settings bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/mount/interrupts lib-dynload/mmap bootseer/fuse/operations
-    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
-    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
-    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    encodings/idna bootseer/blockimage/__init__ bootseer/cli/__init__
+    bootseer/cli/shared/__init__ bootseer/cli/shared/size_text bootseer/cli/image/__init__
+    bootseer/cli/image/outcome bootseer/fuse/__init__ bootseer/system/readiness
+    bootseer/system/fork bootseer/system/paths bootseer/fuse/serve/__init__
+    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/system/libc
+    bootseer/system/mount_calls bootseer/system/mountinfo bootseer/system/proc_files
+    bootseer/fuse/mount/mount_point lib-dynload/fcntl bootseer/blockimage/erofs_mount
+    lib-dynload/_ctypes ctypes/_endian ctypes/__init__ bootseer/imageprefetch/__init__
+    bootseer/imageprefetch/mount/__init__ bootseer/system/file_lock
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/settings
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/mount/interrupts
+    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
+    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
+    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
     bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server

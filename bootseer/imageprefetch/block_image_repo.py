@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from bootseer.blockimage import hotset_manifest
-from bootseer.blockimage.media_types import BLOCK_IMAGE, DATA, META, TABLE
 from bootseer.blockimage.pack_format import Boot, parse_boot
 from bootseer.errors import CorruptDataError
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.manifest import Manifest, digest_of
+from bootseer.storage.oci.media_types import BLOCK_IMAGE, BLOCK_IMAGE_NOTE, DATA, META, TABLE
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
@@ -43,7 +43,7 @@ def find_block_image(
     block_images = [one for one in referrers if one.artifact_type == BLOCK_IMAGE]
     if len(block_images) > 1:
         annotated = hotset_manifest.with_annotations(repository, referrers)
-        hot = {one.annotations.get(hotset_manifest.BLOCK_IMAGE) for one in annotated}
+        hot = {one.annotations.get(BLOCK_IMAGE_NOTE) for one in annotated}
         return min(block_images, key=lambda one: (one.digest not in hot, one.digest))
     return block_images[0] if block_images else None
 

@@ -1,4 +1,7 @@
-"""Trying a short call again while its store is away. Transfers of data are never retried here."""
+"""How long to wait before another try, and short calls that are tried again while a store is away.
+
+Transfers of data are never retried here: their callers know what has arrived.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
 wait_listener: Listener | None = None
 """Called for each try that failed and will be made again, from any thread: for a process whose log
 is not read."""
+_MOST_DOUBLINGS = 60  # a float ends at 1,023; some callers never give up
+
 _told_s = -math.inf
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 
@@ -40,6 +45,28 @@ def limited(limit_s: float) -> Iterator[None]:
         yield
     finally:
         _end_s.reset(token)
+
+
+def backoff_s(
+    failures: int,
+    *,
+    first_s: float = FIRST_WAIT_S,
+    most_s: float = LONGEST_WAIT_S,
+    error: BaseException | None = None,
+    chance: float | None = None,
+) -> float:
+    """Seconds until the next try after a number of failures in a row (1, 2, …): full jitter.
+
+    A share `chance` (0 to 1, by default a random one) of a time that is `first_s` at the first
+    failure, doubles with each further one, and is never more than `most_s`. A server that said in
+    `error` how long it wants to be left alone is asked no sooner.
+    """
+    if chance is None:
+        from bootseer.system.randomness import CHANCE  # a millisecond, for calls that failed
+
+        chance = CHANCE.random()
+    ceiling_s = min(most_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
+    return max(chance * ceiling_s, getattr(error, "retry_after_s", 0.0))
 
 
 def another(error: E) -> E:
@@ -57,24 +84,22 @@ def another(error: E) -> E:
 def retrying(call: Callable[[], T], *, retry_s: float) -> T:
     """Return what `call` returns, trying again on StoreUnavailableError and DeadlineError.
 
-    Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
-    asked for. No try starts later than `retry_s` after the first one; then the last error rises.
-    Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
+    Between tries it waits for `backoff_s`. No try starts later than `retry_s` after the first one;
+    then the last error rises. Within `limited`, no try starts after that limit either, and a first
+    one gives DeadlineError.
     A wait that a person would notice is logged as a warning; `wait_listener` is called for all.
     """
     began_s = time.monotonic()
     if began_s > _end_s.get():
         raise DeadlineError("the store did not answer in time what was asked before this")
     end_s = min(began_s + retry_s, _end_s.get())
-    wait_s, tries = FIRST_WAIT_S, 0
+    tries = 0
     while True:
         tries += 1
         try:
             return call()
         except (StoreUnavailableError, DeadlineError) as error:
-            from bootseer.system.randomness import CHANCE
-
-            pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
+            pause_s = backoff_s(tries, error=error)
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
             if wait_listener is not None:
@@ -82,7 +107,6 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
             if time.monotonic() - began_s >= TELL_AFTER_S:
                 _tell(error, tries, end_s)
         time.sleep(pause_s)
-        wait_s = min(wait_s * 2, LONGEST_WAIT_S)
 
 
 def _tell(error: BaseException, tries: int, end_s: float) -> None:

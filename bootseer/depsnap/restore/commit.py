@@ -27,6 +27,7 @@ from bootseer.depsnap.restore.staging import Stage
 from bootseer.depsnap.restore.switch import Switch
 from bootseer.depsnap.types import Recovery, absolute
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system.atomic import replace_file
 from bootseer.system.processes import boot_id
 
 JOURNAL, UNDO, DONE, UNDONE = "journal.json", "undo.json", "done.json", "undone.json"
@@ -247,17 +248,7 @@ def _rename(folder: str, old: str, new: str) -> None:
 
 
 def _write_json(path: str, document: object) -> None:
-    temporary = f"{path}.tmp"
-    data = json.dumps(document).encode("ascii")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, path)
+    replace_file(path, json.dumps(document).encode("ascii"), mode=0o600)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
-from bootseer.blockimage import artifact, filemap
+from bootseer.blockimage import filemap
 from bootseer.blockimage.filemap import FileMap
 from bootseer.blockimage.serve.image_server import KEEP_FREE
 from bootseer.blocks import table as tables
@@ -29,6 +29,7 @@ from bootseer.imageprefetch.hotset.carry_over import CarriedTrace, carry
 from bootseer.imageprefetch.hotset.store import BuiltHotSet, HotSets, PackInput
 from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, Manifest
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Progress, Repository
@@ -168,9 +169,9 @@ def _read_parts(
     repository: Repository, cache: ImageCache, subject: Descriptor, block: Descriptor
 ) -> PackInput:
     manifest = fetch_manifest(repository, block.digest)
-    meta = _layer(manifest, artifact.META)
-    table = _layer(manifest, artifact.TABLE)
-    files = _layer(manifest, artifact.FILES)
+    meta = _layer(manifest, media_types.META)
+    table = _layer(manifest, media_types.TABLE)
+    files = _layer(manifest, media_types.FILES)
 
     def read_blob(kind: str, blob: Descriptor, limit_bytes: int) -> bytes:
         kept = cache.read(subject.digest, kind, blob.digest)
@@ -185,7 +186,7 @@ def _read_parts(
     source = TableSource(
         tables.parse(table_bytes),
         repository.store,
-        _layer(manifest, artifact.DATA).digest,
+        _layer(manifest, media_types.DATA).digest,
         source_class="image",
     )
     return PackInput(

@@ -14,7 +14,8 @@ from bootseer.errors import BootseerError
 from bootseer.imageprefetch.image_cache import ImageCache, KeptPack
 from bootseer.imageprefetch.workloads import file_name
 from bootseer.light_dataclasses import dataclass
-from bootseer.storage.oci.manifest import OCI_MANIFEST, Manifest, parse_manifest
+from bootseer.storage.oci.manifest import Manifest, parse_manifest
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 
 MANIFEST_NAME, PACK_PREFIX = "manifest.json", "pack-"
 _MOST_BYTES = 1 << 20

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,16 +25,17 @@ from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.hotset.local_hotsets import MANIFEST_NAME, PACK_PREFIX, pack_name
 from bootseer.imageprefetch.workloads import file_name, workload_of
+from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
-    OCI_MANIFEST,
     Descriptor,
     Manifest,
     digest_of,
     parse_manifest,
 )
+from bootseer.storage.oci.media_types import OCI_MANIFEST
 from bootseer.storage.oci.repository import Progress, Repository
-from bootseer.system.atomic import replace_file
+from bootseer.system.atomic import Draft, replace_file
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9
 SHARE = 0.5  # of the starts must have touched what is packed
@@ -140,7 +140,8 @@ class HotSets:
         files = owners(image.files, [(e.offset, e.length) for e in packed.extents])
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".tmp") as out:
+            draft = Draft(str(folder / PACK_PREFIX), mode=0o644, exact_mode=True)
+            with draft, open(draft.fd, "wb", closefd=False) as out:
                 info = build_pack(
                     packed,
                     meta=image.meta,
@@ -149,18 +150,16 @@ class HotSets:
                     block_bytes=image.source.block_bytes,
                     files=files,
                     read_raw=read_raw,
-                    out=out.file,
+                    out=out,
                     whole_share=whole_share,
                     level=level,
                     spool_dir=str(folder),
                 )
                 out.flush()
-                os.fsync(out.fileno())
-                os.fchmod(out.fileno(), 0o644)
                 built = _describe(image, trace, info, str(folder / pack_name(info.digest)))
                 built = dataclasses.replace(built, own_bytes=traces.serialise(own) if own else b"")
-                with contextlib.suppress(FileExistsError):
-                    os.link(out.name, built.pack_path)
+                draft.path = built.pack_path  # named after its contents
+                draft.publish_new()
             replace_file(str(folder / TRACE_NAME), built.trace_bytes)
             replace_file(str(folder / OWN_NAME), built.own_bytes)
             replace_file(str(folder / MANIFEST_NAME), built.manifest)
@@ -179,10 +178,10 @@ def _describe(image: PackInput, trace: Trace, info: PackInfo, pack_path: str) ->
         image.block_image,
         hotset_manifest.now(),
         trace.starts,
-        Descriptor(hotset_manifest.PACK, info.digest, info.size_bytes),
+        Descriptor(media_types.PACK, info.digest, info.size_bytes),
         info.boot_length,
         info.boot_digest,
-        Descriptor(hotset_manifest.TRACE, digest_of(trace_bytes), len(trace_bytes)),
+        Descriptor(media_types.TRACE, digest_of(trace_bytes), len(trace_bytes)),
     )
     raw = hotset_manifest.manifest_of(hot, image.subject)
     return BuiltHotSet(_parse(raw, pack_path), raw, pack_path, trace_bytes)
@@ -271,7 +270,7 @@ def list_published(
 ) -> list[tuple[Descriptor, HotSet]]:
     """All hot sets of a stock image, the newest first; those of one block image, or of all."""
     published = []
-    for descriptor in repository.referrers(image_digest, hotset_manifest.ARTIFACT):
+    for descriptor in repository.referrers(image_digest, media_types.HOT_SET):
         with contextlib.suppress(CorruptDataError):
             manifest = repository.manifest(descriptor)
             if isinstance(manifest, Manifest):

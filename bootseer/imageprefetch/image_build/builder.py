@@ -35,7 +35,7 @@ from bootseer.imageprefetch.image_build.image_sources import (
     check_same_layers,
 )
 from bootseer.storage.lease import Watch, try_acquire
-from bootseer.storage.oci import config
+from bootseer.storage.oci import config, media_types
 from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import check_platform
@@ -202,7 +202,7 @@ class _Job:
         """The report of a block image that the repository has already."""
         if self._settings.rebuild:
             return None
-        for block in self._repository.referrers(self._subject.digest, artifact.ARTIFACT):
+        for block in self._repository.referrers(self._subject.digest, media_types.BLOCK_IMAGE):
             if self._is_whole(block):
                 place = self._repository.reference.place
                 return BuildReport(place, self._subject.digest, block.digest, False)

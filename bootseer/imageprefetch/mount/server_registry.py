@@ -37,7 +37,7 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
 from bootseer.fuse.mount.mount_point import unmount
 from bootseer.light_dataclasses import dataclass
-from bootseer.system import file_lock
+from bootseer.system import atomic, file_lock
 from bootseer.system.file_lock import FileLock
 from bootseer.system.mountinfo import MOUNTINFO, Mounted, all_mounts, shown_at
 
@@ -98,10 +98,9 @@ class ServerFolder:
 
     def register(self, server: ServerRecord) -> None:
         """Write the server's record: the image is mounted."""
-        path = os.path.join(self.folder, SERVER)
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(dataclasses.asdict(server), file)
-        os.rename(f"{path}.new", path)
+        data = json.dumps(dataclasses.asdict(server)).encode()
+        # Not synced: no server outlives a power cut.
+        atomic.replace_file(os.path.join(self.folder, SERVER), data, sync=False)
 
     def mark_left(self) -> None:
         """Note that the image is not mounted in this namespace any more."""
@@ -307,8 +306,10 @@ def unregistered_folder(mounted: Mounted, runtime: str) -> str:
 
 
 def _remove(folder: str) -> None:
-    of_server = (SERVER, f"{SERVER}.new", FAULTS, ASKED, LEFT, ENDING, LOCK)
-    for name in (META, SPARE_META, TOUCHES, AHEAD, *of_server):
+    names = [META, SPARE_META, TOUCHES, AHEAD, SERVER, FAULTS, ASKED, LEFT, ENDING, LOCK]
+    with contextlib.suppress(OSError):
+        names += [name for name in os.listdir(folder) if name.startswith(atomic.PREFIX)]
+    for name in names:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
     for path in (os.path.join(folder, FRONT), folder):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
+from bootseer.storage.retry import backoff_s
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.data_file import ImageFront
@@ -43,7 +44,7 @@ def reopen_image(
             front.give_up(deadline_s, last[0])
 
     threading.Thread(target=expire, name="image-late", daemon=True).start()
-    delay_s = FIRST_DELAY_S
+    failures = 0
     try:
         while not ended.is_set():
             resolver.look.restart()
@@ -54,8 +55,10 @@ def reopen_image(
             with contextlib.suppress(BootseerError):  # it may be missing in the registry only
                 return resolver.open_kept(digest, block_image)
             say("take over", f"the image is asked for again and again: {last[0]}")
-            ended.wait(delay_s)
-            delay_s = min(MOST_DELAY_S, 2 * delay_s)
+            failures += 1
+            ended.wait(
+                backoff_s(failures, first_s=FIRST_DELAY_S, most_s=MOST_DELAY_S, error=last[0])
+            )
         return None
     finally:
         done.set()

@@ -219,7 +219,7 @@ class _Helper:
 
 def _likely_manifests(referrers: Iterable[Descriptor], workload: str) -> Iterator[Descriptor]:
     """The manifests that a mount will ask for: the block image's, and a hot set's."""
-    from bootseer.blockimage import media_types
+    from bootseer.storage.oci import media_types
 
     referrers = list(referrers)
     block_images = [one for one in referrers if one.artifact_type == media_types.BLOCK_IMAGE]

@@ -26,9 +26,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.local import LocalStore
 from bootseer.storage.oci.manifest import (
-    INDEX_TYPES,
     LIMIT_BYTES,
-    MANIFEST_TYPES,
     MOST_DESCRIPTORS,
     Descriptor,
     Index,
@@ -39,6 +37,7 @@ from bootseer.storage.oci.manifest import (
     parse_manifest,
     parse_object,
 )
+from bootseer.storage.oci.media_types import INDEX_TYPES, MANIFEST_TYPES
 from bootseer.storage.oci.platforms import choose_platform, this_platform
 from bootseer.storage.oci.reference import (
     DEFAULT_TAG,

@@ -14,17 +14,15 @@ from typing import Any
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import CorruptDataError, NotSupportedError
+from bootseer.storage.oci.media_types import (
+    INDEX_TYPES,
+    MANIFEST_TYPES,
+    OCI_CONFIG,
+    OCI_EMPTY,
+    OCI_INDEX,
+    OCI_MANIFEST,
+)
 from bootseer.storage.oci.reference import DIGEST
-
-OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
-OCI_EMPTY = "application/vnd.oci.empty.v1+json"
-DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
-DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-INDEX_TYPES = frozenset((OCI_INDEX, DOCKER_INDEX))
-MANIFEST_TYPES = frozenset((OCI_MANIFEST, DOCKER_MANIFEST))
-ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST))
 
 EMPTY_BYTES = b"{}"
 """The empty descriptor's blob, for a manifest that needs one and has no content for it."""

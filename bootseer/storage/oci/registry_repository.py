@@ -10,9 +10,7 @@ from urllib.parse import quote
 from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError, UsageError
 from bootseer.storage.oci.manifest import (
-    INDEX_TYPES,
     LIMIT_BYTES,
-    OCI_INDEX,
     Descriptor,
     Index,
     Manifest,
@@ -21,6 +19,7 @@ from bootseer.storage.oci.manifest import (
     parse_manifest,
     parse_object,
 )
+from bootseer.storage.oci.media_types import INDEX_TYPES, OCI_INDEX
 from bootseer.storage.oci.platforms import choose_platform, this_platform
 from bootseer.storage.oci.reference import DIGEST, Reference, check_digest, check_version
 from bootseer.storage.oci.referrers import (

@@ -25,6 +25,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
+from bootseer.storage import retry
 from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
@@ -279,9 +280,11 @@ def is_over(attempt: int, tries: int, began_s: float) -> bool:
 
 
 def backoff_s(attempt: int, error: BootseerError) -> float:
-    """Seconds until try number `attempt`: full jitter, and no less than the server asked for."""
-    asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
-    return max(asked_s, CHANCE.uniform(0.1, 1.0) * min(BACKOFF_S * 2.0**attempt, MAX_BACKOFF_S))
+    """Seconds to wait after `attempt` tries: a tenth of the longest such wait at least."""
+    chance = CHANCE.uniform(0.1, 1.0)
+    return retry.backoff_s(
+        attempt, first_s=2 * BACKOFF_S, most_s=MAX_BACKOFF_S, error=error, chance=chance
+    )
 
 
 class Pool:

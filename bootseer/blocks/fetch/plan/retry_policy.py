@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.storage import retry
 from bootseer.system.randomness import CHANCE
 
 AT_ONCE = 0.0
 
 
 def backoff_s(failures: int, settings: FetchSettings, chance: float) -> float:
-    """Full jitter: a share `chance` (0 to 1) of a time that doubles with each failure."""
-    most = settings.backoff_s * 2.0 ** min(failures - 1, 30)
-    return chance * min(settings.backoff_limit_s, most)
+    """A share `chance` (0 to 1) of a time that doubles with each failure."""
+    first_s, most_s = settings.backoff_s, settings.backoff_limit_s
+    return retry.backoff_s(failures, first_s=first_s, most_s=most_s, chance=chance)
 
 
 def next_try_s(

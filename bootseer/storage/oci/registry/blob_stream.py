@@ -15,8 +15,7 @@ from bootseer.storage.http.responses import parse_content_range
 from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
 from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
-from bootseer.system.randomness import CHANCE
+from bootseer.storage.retry import backoff_s
 
 PIECE_BYTES = 1 << 20
 
@@ -154,8 +153,7 @@ class RegistryBlobStream(Closing):
             self._client.mark_down(self._endpoint)
         stalled_s = time.monotonic() - self._progress_s
         self._failures += 1
-        wait_s = CHANCE.uniform(0, min(FIRST_WAIT_S * 2.0**self._failures, LONGEST_WAIT_S))
-        wait_s = max(wait_s, getattr(error, "retry_after_s", 0.0))
+        wait_s = backoff_s(self._failures, error=error)
         is_last = stalled_s + wait_s > self._client.options.retry_s
         if not error.retryable or self._cancelled.is_set() or is_last:
             raise error

@@ -11,13 +11,13 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.storage.oci.manifest import (
-    ACCEPT,
     LIMIT_BYTES,
     Descriptor,
     check_bytes,
     digest_of,
     parse_manifest,
 )
+from bootseer.storage.oci.media_types import ACCEPT
 from bootseer.storage.oci.reference import DIGEST
 from bootseer.storage.oci.registry.challenge import delete_scope
 from bootseer.storage.oci.registry.mirrors import Endpoint

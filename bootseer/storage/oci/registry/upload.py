@@ -27,8 +27,7 @@ from bootseer.storage.http.exchange import Body, Exchange
 from bootseer.storage.http.responses import Target, resolve_location
 from bootseer.storage.oci.registry.challenge import pull_scope
 from bootseer.storage.oci.registry.registry_client import RegistryClient
-from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S, retrying
-from bootseer.system.randomness import CHANCE
+from bootseer.storage.retry import LONGEST_WAIT_S, backoff_s, retrying
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Progress
@@ -178,7 +177,7 @@ class Uploader:
                 failures += 1
                 if failures > self._client.options.retry_s / LONGEST_WAIT_S + 3:
                     raise
-                self._wait(failures, error)
+                time.sleep(backoff_s(failures, error=error))
                 at, done = self._find_upload(at, done, what)
         target = f"{at}{'&' if '?' in at else '?'}digest={quote(source.digest, safe='')}"
         headers = {"Content-Length": "0"}
@@ -298,10 +297,6 @@ class Uploader:
             body=body,
             also=also,
         )
-
-    def _wait(self, failures: int, error: StoreUnavailableError) -> None:
-        most_s = min(FIRST_WAIT_S * 2.0**failures, LONGEST_WAIT_S)
-        time.sleep(max(CHANCE.uniform(0, most_s), error.retry_after_s))
 
 
 class _ProgressMeter:
