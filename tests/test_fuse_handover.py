@@ -96,7 +96,7 @@ def kill_under_load(tmp_path: Path, times: int, pause_s: float, **settings: Any)
     """Kill the worker so many times while four readers read; returns the digests they saw."""
     digests: list[str] = []
     stop = threading.Event()
-    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}, **settings) as mount:
+    with supervised(tmp_path, limits={"young_s": 0, "deaths": 1000}, **settings) as mount:
         assert mount.says() == "ready"
         file = mount.where / "f"
         readers = [threading.Thread(target=read_on, args=(file, stop, digests)) for _ in range(4)]
@@ -210,7 +210,7 @@ def test_small_reads_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_server_that_never_comes_up_is_ended(tmp_path: Path) -> None:
-    with supervised(tmp_path, build_s=600, patience={"ready_s": 0.2, "deaths": 2}) as mount:
+    with supervised(tmp_path, build_s=600, limits={"ready_s": 0.2, "deaths": 2}) as mount:
         said = [mount.says() for _ in range(4)]
         assert mount.process.wait(60) == 5
     assert "died 2 times" in said[-1]
@@ -332,7 +332,7 @@ def test_a_mount_left_by_a_crash_of_both_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_leaves_no_descriptor_in_the_supervisor(tmp_path: Path) -> None:
-    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}) as mount:
+    with supervised(tmp_path, limits={"young_s": 0, "deaths": 1000}) as mount:
         assert mount.says() == "ready"
         counts = []
         for _ in range(3):

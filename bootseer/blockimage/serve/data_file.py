@@ -26,7 +26,9 @@ from bootseer.fuse.operations import (
     FileSystemError,
     Handle,
     Inode,
+    Later,
     Opened,
+    Operations,
     Reply,
 )
 
@@ -43,7 +45,7 @@ _DIRECTORY, _FILE = 0o40700, 0o100400
 _NOTHING = memoryview(b"")
 
 
-class ImageFront:
+class ImageFront(Operations):
     """`Operations` of the data file.
 
     Reads that come before `supply` was called wait for it. `released` is called, once, after
@@ -148,9 +150,6 @@ class ImageFront:
     def getattr(self, inode: Inode) -> Attr:
         return self._attr(inode)
 
-    def readlink(self, inode: Inode) -> bytes:
-        raise FileSystemError(errno.EINVAL)
-
     def readdir(self, inode: Inode) -> Sequence[Entry]:
         if inode != ROOT:
             raise FileSystemError(errno.ENOTDIR)
@@ -174,22 +173,13 @@ class ImageFront:
     def statfs(self) -> tuple[int, int, int, int]:
         return self._size_bytes, 0, 1, 0
 
-    def getxattr(self, inode: Inode, name: bytes) -> bytes:
-        raise FileSystemError(errno.ENOTSUP)
-
-    def listxattr(self, inode: Inode) -> Sequence[bytes]:
-        return ()
-
-    def forget(self, inode: Inode, count: int) -> None:
-        """Both inodes live as long as the mount."""
-
     def destroy(self) -> None:
         source = self._bytes
         if source is not None:
             source.frames.close()
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         if inode != DATA:
             raise FileSystemError(errno.EISDIR)
@@ -216,11 +206,11 @@ class ImageFront:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _note(self, offset: int, length: int, later: Callable[[], Reply]) -> bool:
+    def _note(self, offset: int, length: int, later: Later) -> bool:
         """Count a read and record it, unless it is our own warming's: then True."""
         warm = False
         if self.warming or self.touches is not None:  # else it is all one who reads
-            thread = getattr(later, "thread", 0)
+            thread = later.thread
             warm = thread in self.warming or (self.touches is not None and self._named(thread))
         if not warm and self.replayed_hot_is_warm:
             source = self._bytes

@@ -421,8 +421,7 @@ class Front(ImageFront):
         super().__init__(released=released, failed=failed)
         self._worker = worker
 
-    def ending(self) -> None:
-        """This side takes the mount away."""
+    def before_unmount(self) -> None:
         self._worker.ending()
 
     def destroy(self) -> None:

@@ -31,8 +31,9 @@ from bootseer.fuse.operations import (
     FileSystemError,
     Handle,
     Inode,
+    Later,
     Opened,
-    Reply,
+    Operations,
 )
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
@@ -59,7 +60,7 @@ MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
 
 
-class StripedTree:
+class StripedTree(Operations):
     """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
 
     Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
@@ -70,7 +71,7 @@ class StripedTree:
     cache, whose complete files the kernel may read by itself.
     """
 
-    slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
+    may_block = True
 
     def __init__(
         self,
@@ -119,8 +120,7 @@ class StripedTree:
                     return self._attr(node)
         raise FileSystemError(errno.ESTALE)
 
-    def referred(self, inodes: Iterable[Inode]) -> None:
-        """The kernel was given references by a listing."""
+    def add_references(self, inodes: Iterable[Inode]) -> None:
         for inode in inodes:
             self.nodes.refer(inode)
 
@@ -203,7 +203,7 @@ class StripedTree:
         return Opened(handle, direct=direct, keep_cache=same)
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         opened = self._opened.get(handle)
         if opened is not None:
