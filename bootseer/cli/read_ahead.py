@@ -112,8 +112,8 @@ _IMAGE_MOUNT = """
     bootseer/blocks/cache/present_index bootseer/blocks/table
     bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
     bootseer/blockimage/serve/frames bootseer/blocks/settings
-    bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file
-    bootseer/imageprefetch/run/container_folders
+    bootseer/blockimage/serve/byte_source bootseer/fuse/serve/pending_read
+    bootseer/blockimage/serve/data_file bootseer/imageprefetch/run/container_folders
     bootseer/imageprefetch/mount/readahead_notices bootseer/system/atomic
     bootseer/imageprefetch/image_cache bootseer/imageprefetch/record/__init__
     bootseer/imageprefetch/record/touch_journal

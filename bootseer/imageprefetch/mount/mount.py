@@ -254,7 +254,7 @@ def serve(
     )
     try:
         supervise(
-            lambda: Worker(settings, state, tell, log.say, faults, helper).front,
+            lambda: Worker(settings, state, tell, log.say, faults, helper).file,
             state.front,
             options,
             on_death=died,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofs_mount
-from bootseer.blockimage.serve.data_file import ImageFront
+from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
 from bootseer.imageprefetch.image_cache import LocalStore
@@ -39,7 +39,7 @@ ASKED_S = 5.0
 
 
 class Worker:
-    """One life of a server. `front` is what the FUSE mount serves, from the first moment on."""
+    """One life of a server. `file` is what the FUSE mount serves, from the first moment on."""
 
     def __init__(
         self,
@@ -59,18 +59,23 @@ class Worker:
         self._complete: CompleteImage | None = None  # instead of a server
         self._opened: Opened | None = None
         self._ended = threading.Event()
-        self.front = Front(self, released=_end, failed=self._read_failed)
-        self.front.announced = Announced(state.folder).covers
+        self.file = DataFile(
+            on_release=_end,
+            on_error=self._read_failed,
+            on_unmount=self._before_unmount,
+            on_end=self._after_unmount,
+            is_announced=Announced(state.folder).covers,
+        )
         before = state.server
         self._noting = Noting(
             settings,
             os.path.join(state.folder, server_registry.TOUCHES),
-            self.front,
+            self.file,
             self._data_key,
         )
         if before is not None and not before.sealed:  # readers wait for our answers already
-            self.front.size(before.data_bytes)
-            self.front.adopt(before.handle)
+            self.file.set_size(before.data_bytes)
+            self.file.take_over(before.handle, behind_loop=before.loop)
             self._noting.resume(before.data_bytes)
         body = self._bring_up if before is None else lambda: self._take_over(before)
         threading.Thread(target=self._guarded, args=(body,), name="image-up", daemon=True).start()
@@ -148,7 +153,7 @@ class Worker:
                 workload=settings.workload,
                 device=mounted.device,
                 source=mounted.source,
-                handle=self.front.last_handle,
+                handle=self.file.last_handle,
                 data_bytes=opened.image.data_bytes,
                 loop=mounted.loop,
                 shared=settings.share,
@@ -171,7 +176,7 @@ class Worker:
         self._go_on(settings.directory, digest, opened)
 
     def _mount(self, digest: str, opened: Opened) -> Erofs:
-        """Mount over what is here, where it is all of the image, else over our own front."""
+        """Mount over what is here, where it is all of the image, else over our own data file."""
         from bootseer.imageprefetch.mount import serverless_choice
 
         directory = self._settings.directory
@@ -233,7 +238,7 @@ class Worker:
             self._noting.drop()
             return
         server = self._make_server(opened)
-        server.adopt(before.loop, before.bdis)
+        server.adopt(before.bdis)
         mounts = server_registry.whole_at(before)
         if not mounts:
             server.settings = dataclasses.replace(server.settings, warm=False)
@@ -246,7 +251,7 @@ class Worker:
             self._resolver(),
             before.digest,
             before.block_image,
-            front=self.front,
+            file=self.file,
             deadline_s=self._settings.deadline_s,
             ended=self._ended,
             say=self._story.fault,
@@ -258,7 +263,7 @@ class Worker:
         image = opened.image if self._settings.hot else _without_hot(opened)
         server = ImageServer(
             image,
-            self.front,
+            self.file,
             self._serve_settings(opened.digest),
             say=self._story.fault,
             hot_done=self._hot_done,
@@ -384,10 +389,8 @@ class Worker:
 
     # --- the end -------------------------------------------------------------------------
 
-    def ending(self) -> None:
-        """Nobody will be served any more; from `Mount.close`. Twice is safe."""
-        if self._ended.is_set():
-            return
+    def _before_unmount(self) -> None:
+        """Nobody will be served any more."""
         self._ended.set()
         told = self._state.server
         # Nobody asked for this end where the supervisor died: then what needs us not stays.
@@ -401,32 +404,11 @@ class Worker:
         if self._complete is not None:
             self._complete.close()
 
-    def ended(self) -> None:
-        """The front is gone. Where the supervisor is gone too, nobody else cleans up."""
+    def _after_unmount(self) -> None:
+        """The data file is gone. Where the supervisor is gone too, nobody else cleans up."""
         told = self._state.server
         if told is not None and told.supervisor != os.getppid():
             self._state.remove()
-
-
-class Front(ImageFront):
-    """The front of a worker, which hears of its end."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        *,
-        released: Callable[[], None],
-        failed: Callable[[int, BaseException], None],
-    ) -> None:
-        super().__init__(released=released, failed=failed)
-        self._worker = worker
-
-    def before_unmount(self) -> None:
-        self._worker.ending()
-
-    def destroy(self) -> None:
-        super().destroy()
-        self._worker.ended()
 
 
 def _end() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bootseer.imageprefetch.record.touch_journal import Journal
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.serve.data_file import ImageFront
+    from bootseer.blockimage.serve.data_file import DataFile
     from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.mount.mount import MountSettings
     from bootseer.imageprefetch.record.start_recording import LateRecorder, StartRecording
@@ -20,15 +20,15 @@ SETTLE_S = 10.0
 
 
 class Noting:
-    """What programs read through a front is noted, until the first step or the window's end.
+    """What programs read of a data file is noted, until the first step or the window's end.
 
     `named` gives the name of the image's data, as a trace has it; it is asked at the end.
     """
 
     def __init__(
-        self, settings: MountSettings, journal: str, front: ImageFront, named: Callable[[], str]
+        self, settings: MountSettings, journal: str, file: DataFile, named: Callable[[], str]
     ) -> None:
-        self._settings, self._front, self._named = settings, front, named
+        self._settings, self._file, self._named = settings, file, named
         self._journal = Journal(journal)
         self._recorder: LateRecorder | None = None
         self._recording: StartRecording | None = None
@@ -64,7 +64,7 @@ class Noting:
             window_s=settings.record_window_s,
             elapsed_s=elapsed_s,
         )
-        self._front.touches = made
+        self._file.record(made)
         return made
 
     def run(self, folder: str, *, cold: bool, ended: Callable[[Trace | None], None]) -> None:
@@ -77,11 +77,11 @@ class Noting:
             return
         from bootseer.imageprefetch.record.start_recording import StartRecording
 
-        settings, resumed, front = self._settings, self._resumed, self._front
+        settings, resumed, file = self._settings, self._resumed, self._file
         self._recording = StartRecording(
             self._recorder,
             _Traces(folder),
-            full=lambda: cold and not resumed and not front.reads.warm_reads,
+            full=lambda: cold and not resumed and not file.reads.warm_reads,
             events_dir=settings.events_dir,
             ended=ended,
             journal=self._journal,

@@ -28,11 +28,13 @@ from bootseer.errors import (
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
 from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.pending_read import PendingRead
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher, Held
+    from bootseer.blocks.cache.direct_reads import Straight
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 NOTHING = Data((b"",))
 COUNTER_BITS = 24
@@ -86,10 +88,24 @@ class Answered:
 class OpenFile:
     """One opening of a file: its source, and what was read of it so far."""
 
-    __slots__ = ("_ahead", "_files", "_straight", "_sure", "_where", "after", "place", "source")
+    __slots__ = (
+        "_ahead",
+        "_files",
+        "_is_stable",
+        "_straight",
+        "_where",
+        "after",
+        "place",
+        "source",
+    )
 
     def __init__(
-        self, files: OpenFiles, source: FileSource, where: str, place: object = None
+        self,
+        files: OpenFiles,
+        source: FileSource,
+        where: str,
+        place: object,
+        straight: Straight | None = None,
     ) -> None:
         self._files = files
         self.place = place
@@ -97,12 +113,18 @@ class OpenFile:
         self.after: OpenFile | None = None
         """What took its place when its bytes moved, or got other pages."""
         self._where = where
-        # What one request brings is hardly asked for twice: not worth two descriptors.
-        long = source.size_bytes > ONE_READ_BYTES
-        self._straight = files.fetcher.straight(source) if long else None
-        self._sure = not is_volatile(source)
+        self._straight = straight
+        self._is_stable = not is_volatile(source)
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
+
+    @classmethod
+    def open(cls, files: OpenFiles, source: FileSource, where: str, place: object) -> OpenFile:
+        """Open a source to be read. May wait for the node cache."""
+        # What one request brings is hardly asked for twice: not worth two descriptors.
+        is_long = source.size_bytes > ONE_READ_BYTES
+        straight = files.fetcher.straight(source) if is_long else None
+        return cls(files, source, where, place, straight)
 
     @property
     def identity(self) -> str:
@@ -115,7 +137,7 @@ class OpenFile:
 
     def moved(self, source: FileSource, where: str) -> OpenFile:
         """What takes its place when its bytes lie elsewhere."""
-        return OpenFile(self._files, source, where, self.place)
+        return OpenFile.open(self._files, source, where, self.place)
 
     def replaced_by(self, after: OpenFile) -> OpenFile:
         """Close this one; returns `after`, by which reads that fail from now on are repeated."""
@@ -139,26 +161,37 @@ class OpenFile:
         if straight is None or not straight.marks.whole:
             for begin, length in self._ahead.note(offset, size):
                 self._files.fetcher.prefetch(source, begin, length, Priority.HOT)
-        if straight is not None and (self._sure or not source.doubtful(offset, size)):
+        if straight is not None and (self._is_stable or not source.doubtful(offset, size)):
             view = straight.read(offset, size)
             if view is not None:
                 return view
         return self._fetched(offset, size, later)
 
+    def read_for(self, reply: Reply, offset: int, size: int) -> None:
+        """Read, in a thread that may wait for the store, and reply. Raises as `read`."""
+        data = self.read(offset, size, lambda: reply)
+        if isinstance(data, memoryview):  # this thread's own, until its next read
+            data = Data((data,))
+        if data is not None:
+            reply.data(data)
+
     def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """Bytes from the fetcher's memory, now or later."""
         source, files = self.source, self._files
-        waiting = _Waiting(files, self, offset, size, self._where)
+        read = _FileRead(files, self, offset, size, self._where)
         try:
-            held = files.fetcher.held(source, offset, size, waiting.ready)
+            held = files.fetcher.held(source, offset, size, read.resume)
             if held is not None and not source.doubtful(offset, size):
                 return Data(held.views, held.release)
         except BootseerError as error:
             if self.after is None and not files.renames():
                 raise
-            waiting.fail(later(), error)
+            read.fail(later(), error)
             return None
-        waiting.park(later(), held)
+        if held is None:
+            read.reply_by(later())
+        else:
+            read.deliver(later(), Data(held.views, held.release))
         return None
 
 
@@ -168,94 +201,62 @@ class _Outdated(OpenFile):
     __slots__ = ()
 
     def moved(self, source: FileSource, where: str) -> OpenFile:
-        return _Outdated(self._files, self.source, where, self.place)
+        return _Outdated(self._files, source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         raise FileSystemError(errno.ESTALE)
 
 
-class _Waiting:
+class _FileRead(PendingRead):
     """A read whose bytes are not there yet, or are in doubt."""
 
-    __slots__ = (
-        *("_files", "_lock", "_met", "_offset", "_opened", "_reply", "_size", "_source"),
-        *("_there", "_where"),
-    )
+    __slots__ = ("_files", "_offset", "_opened", "_renames_met", "_size", "_source", "_where")
 
     def __init__(
         self, files: OpenFiles, opened: OpenFile, offset: int, size: int, where: str
     ) -> None:
+        super().__init__()
         self._files, self._opened, self._where = files, opened, where
         self._source = opened.source
         self._offset, self._size = offset, size
-        self._lock = threading.Lock()
-        self._reply: Reply | None = None
-        self._there = False
-        self._met: frozenset[object] | None = None
+        self._renames_met: frozenset[object] | None = None
         """The renames that were under way when it failed."""
 
-    def ready(self) -> None:
-        """The bytes are there or have failed; called from a fetch thread."""
-        with self._lock:
-            self._there = True
-            reply = self._reply
-        if reply is not None:
-            self._collect(reply)
+    def collect(self) -> Data | None:
+        held = self._files.fetcher.held(self._source, self._offset, self._size, self.resume)
+        return None if held is None else Data(held.views, held.release)
 
-    def park(self, reply: Reply, held: Held | None) -> None:
-        """Answer later; with `held`, as soon as the doubts about it are settled."""
-        if held is not None:
-            self._confirm(reply, held)
-            return
-        with self._lock:
-            self._reply = reply
-            there = self._there
-        if there:
-            self._collect(reply)
+    def deliver(self, reply: Reply, data: Data) -> None:
+        if self._source.doubtful(self._offset, self._size):
+            self._files.help(functools.partial(self._confirm, reply, data))
+        else:
+            reply.data(data)
 
-    def _collect(self, reply: Reply) -> None:
-        source = self._source
+    def _confirm(self, reply: Reply, data: Data) -> None:
+        """Settle the doubts, in a thread that may wait for the store, and reply."""
         try:
-            with self._lock:
-                self._there = False
-            held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
+            if not reply.interrupted:  # else the bytes are only released
+                self._source.confirm()
         except Exception as error:  # whatever it is, the reader must not wait for ever
+            if data.release is not None:
+                data.release()
             self.fail(reply, error)
             return
-        if held is None:
-            return  # evicted before we came: `ready` will be called again
-        if reply.interrupted:
-            held.release()
-        elif source.doubtful(self._offset, self._size):
-            self._confirm(reply, held)
-        else:
-            reply.data(Data(held.views, held.release))
-
-    def _confirm(self, reply: Reply, held: Held) -> None:
-        """In a thread that may wait for the store."""
-
-        def settle() -> None:
-            try:
-                self._source.confirm()
-            except Exception as error:  # whatever it is, the reader must not wait for ever
-                held.release()
-                self.fail(reply, error)
-                return
-            reply.data(Data(held.views, held.release))
-
-        self._files.help(settle)
+        reply.data(data)
 
     def fail(self, reply: Reply, error: Exception) -> None:
         """Read again by what took the file's place if it is moved meanwhile; else tell the error.
 
         A rename that is under way may be why the read failed, so its end is waited for.
         """
-        if self._met is None:
+        if self._renames_met is None:
             # An outage is no rename's doing, and was waited for long enough.
             is_outage = isinstance(error, (DeadlineError, StoreUnavailableError))
-            self._met = frozenset() if is_outage else self._files.renames()
+            self._renames_met = frozenset() if is_outage else self._files.renames()
         after = self._opened.after
-        if after is None and self._files.await_end(self._met, lambda: self.fail(reply, error)):
+        if after is None and self._files.await_end(
+            self._renames_met, lambda: self.fail(reply, error)
+        ):
             return
         after = self._opened.after  # it may have come as the last of them ended
         if after is None:
@@ -270,14 +271,9 @@ class _Waiting:
         if reply.interrupted:
             return
         try:
-            data = after.read(self._offset, self._size, lambda: reply)
-            if isinstance(data, memoryview):  # this thread's own, until its next read
-                data = Data((data,))
+            after.read_for(reply, self._offset, self._size)
         except Exception as error:  # whatever it is, the reader must not wait for ever
             self._refuse(reply, error, after)
-            return
-        if data is not None:
-            reply.data(data)
 
     def _refuse(self, reply: Reply, error: Exception, opened: OpenFile) -> None:
         if isinstance(error, BootseerError):
@@ -326,7 +322,7 @@ class OpenFiles:
     def add(self, source: FileSource, where: str, place: object) -> Handle:
         """A fresh handle for a file; `place` tells which others share its pages."""
         handle = self.number(source)
-        opened = OpenFile(self, source, where, place)
+        opened = OpenFile.open(self, source, where, place)
         with self._lock:
             self.by_handle[handle] = opened
         return handle
@@ -396,7 +392,7 @@ class OpenFiles:
         self, handle: Handle, source: FileSource, where: str, place: object = None
     ) -> OpenFile:
         """Read a source by a handle that was made elsewhere."""
-        opened = OpenFile(self, source, where, place)
+        opened = OpenFile.open(self, source, where, place)
         with self._lock:
             return self.by_handle.setdefault(handle, opened)
 

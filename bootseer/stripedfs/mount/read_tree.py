@@ -214,14 +214,9 @@ class StripedTree(Operations):
             try:
                 node = self.node(inode)
                 opened = self.files.revive(handle, self.source(node), self._where(node), inode)
-                data = opened.read(offset, size, lambda: reply)
-                if isinstance(data, memoryview):  # this thread's own, until its next read
-                    data = Data((data,))
+                opened.read_for(reply, offset, size)
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 reply.error(self.complaints.number(error, f"inode {inode}"))
-                return
-            if data is not None:
-                reply.data(data)
 
         self.files.help(revive)
         return None
