@@ -116,6 +116,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
+    from bootseer.stripedfs.read import namespace
     from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
@@ -131,10 +132,12 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         connections=settings.connections or FETCH.connections,
     )
     fetcher = Fetcher(fetch, cache=cache)
+    root = namespace.look(store, name)
     if settings.writable:
         return WritableTree(
             store,
             name,
+            root,
             fetcher,
             writing=settings.writing,
             deadline_s=settings.deadline_s,
@@ -143,6 +146,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     return StripedTree(
         store,
         name,
+        root,
         fetcher,
         direct_bytes=settings.direct_bytes,
         deadline_s=settings.deadline_s,

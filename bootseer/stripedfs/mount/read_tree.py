@@ -61,14 +61,13 @@ MOST_SURVEYED = 10_000
 
 
 class StripedTree(Operations):
-    """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
+    """`Operations` over `root`, what `name` stands for; a file is served as the one file of `/`.
 
-    Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
-    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
-    Who made the fetcher closes it after the mount is gone. What is asked of the store for one
-    request is tried for `deadline_s`. `inode_a_path`: the server numbers files by their paths,
-    so that a file and what replaces it share their pages. `passing_from`: the fetcher's node
-    cache, whose complete files the kernel may read by itself.
+    Files of `direct_bytes` and more bypass the page cache. Faults that readers get as EIO are
+    reported to `say` in words. The fetcher is closed by its maker, after the mount has ended. What
+    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the server
+    numbers files by their paths, so that a file and what replaces it share their pages.
+    `passing_from`: the fetcher's node cache, whose complete files the kernel may read by itself.
     """
 
     may_block = True
@@ -77,6 +76,7 @@ class StripedTree(Operations):
         self,
         store: Store,
         name: str,
+        root: Found,
         fetcher: Fetcher,
         *,
         direct_bytes: int = DIRECT_BYTES,
@@ -104,11 +104,10 @@ class StripedTree(Operations):
         self._surveying = threading.Lock()
         self._absent: dict[Inode, float] = {}
         self._away_until_s = 0.0
-        found = namespace.look(store, name)
-        self._single = not found.is_folder
-        self.nodes = Nodes(found)
+        self._single = not root.is_folder
+        self.nodes = Nodes(root)
         if self._single:
-            self.nodes.fill(self.nodes.root, [found], {})
+            self.nodes.fill(self.nodes.root, [root], {})
 
     # --- names and attributes -----------------------------------------------------------------
 

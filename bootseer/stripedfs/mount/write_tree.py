@@ -97,6 +97,7 @@ class WritableTree(StripedTree, WritableOperations):
         self,
         store: Store,
         name: str,
+        root: Found,
         fetcher: Fetcher,
         *,
         writing: WriteSettings = WRITING,
@@ -107,6 +108,7 @@ class WritableTree(StripedTree, WritableOperations):
             # Through the page cache, or nothing but what is mapped privately could be mapped.
             store,
             name,
+            root,
             fetcher,
             direct_bytes=sys.maxsize,
             deadline_s=deadline_s,
