@@ -297,7 +297,7 @@ def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(daemon, "readable", real)
         raise KeyboardInterrupt
 
-    def serve(_: daemon.Tell) -> None:
+    def serve(_: daemon.Send) -> None:
         os.write(tell, str(os.getpid()).encode())
         time.sleep(60)
 
@@ -305,7 +305,7 @@ def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(daemon, "readable", interrupted)
     expected = KeyboardInterrupt if what == "interrupted" else StoreUnavailableError
     with pytest.raises(expected):
-        daemon.start(serve, what="x", limit_s=0.5)
+        daemon.start(serve, mountpoint="x", limit_s=0.5)
     os.close(tell)
     pid = int(os.read(told, 100) or 0)
     os.close(told)

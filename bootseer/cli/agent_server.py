@@ -237,7 +237,7 @@ def _mount(settings: str) -> int:
             answer = dataclasses.asdict(mount.mount(wanted))
             made = True
         except Exception as error:  # the border: this child ends here, who asked hears why
-            answer = daemon.packed(error)
+            answer = daemon.encode_error(error)
         os.write(1, json.dumps(answer).encode() + b"\n")
     except BaseException:  # nobody was told
         if made:

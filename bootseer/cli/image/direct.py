@@ -151,7 +151,7 @@ def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
         raise StoreUnavailableError("the agent ended while it mounted; start it again")
     answer = json.loads(line)
     if "error" in answer:
-        raise daemon.unpacked(answer)
+        raise daemon.decode_error(answer)
     return mounting.Mounted(**{**answer, "notes": tuple(answer["notes"])})
 
 

@@ -167,8 +167,8 @@ def _mount(
         state = server_registry.State(settings.runtime)
         try:
             answer = daemon.start(
-                lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
-                what=settings.directory,
+                lambda send, state=state, helper=helper: serve(settings, state, send, helper),  # type: ignore[misc]
+                mountpoint=settings.directory,
                 limit_s=START_LIMIT_S,
                 waits_for=f"the registry to answer for {settings.ref}",
                 tries=1,
@@ -226,7 +226,7 @@ def _shown(settings: MountSettings, server: server_registry.Server) -> bool:
 def serve(
     settings: MountSettings,
     state: server_registry.State,
-    tell: daemon.Tell,
+    send: daemon.Send,
     helper: socket | None = None,
 ) -> None:
     """Serve in this process, which must have one thread, until the image is unmounted."""
@@ -235,7 +235,7 @@ def serve(
     from bootseer.imageprefetch.mount.mount_events import FaultLog
     from bootseer.imageprefetch.mount.mount_worker import Worker
 
-    log = daemon.Log(settings.log_file)
+    log = daemon.Log.open(settings.log_file)
     faults = FaultLog(os.path.join(state.folder, server_registry.FAULTS))
 
     def died(worker: int) -> None:
@@ -254,7 +254,7 @@ def serve(
     )
     try:
         supervise(
-            lambda: Worker(settings, state, tell, log.say, faults, helper).file,
+            lambda: Worker(settings, state, send, log.say, faults, helper).file,
             state.front,
             options,
             on_death=died,

@@ -13,7 +13,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
+from bootseer.fuse.serve.daemon import Send, encode_error, send_waiting
 from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, Story
@@ -45,12 +45,12 @@ class Worker:
         self,
         settings: MountSettings,
         state: server_registry.State,
-        tell: Tell,
+        send: Send,
         say: Callable[[str], None],
         faults: FaultLog,
         helper: socket | None = None,
     ) -> None:
-        self._settings, self._state, self._tell, self._say = settings, state, tell, say
+        self._settings, self._state, self._send, self._say = settings, state, send, say
         self._helper = helper
         self._story = Story(
             settings.ref, settings.workload, say, faults, again_s=settings.deadline_s
@@ -88,20 +88,20 @@ class Worker:
         except BaseException as error:  # a border: the caller hears why, and this server ends
             self._noting.drop()
             self._story.not_mounted(error)
-            self._answer(packed(error))
+            self._answer(encode_error(error))
             self._story.fault("mount", str(error))
             _end()
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:
-            self._tell(answer)
+            self._send(answer)
         except OSError:
             pass  # nobody waits any more
 
     def _hand_over(self, about: dict[str, Any], server: server_registry.Server) -> None:
         """The mount is the caller's from here on; raises where nobody waits any more."""
         try:
-            self._tell({"mounted": about, "server": _plain(server)})
+            self._send({"mounted": about, "server": _plain(server)})
         except OSError as error:
             raise StoreUnavailableError("not mounted, as who asked for it has ended") from error
 
@@ -124,7 +124,7 @@ class Worker:
     def _bring_up(self) -> None:
         self._story.begin(MOUNT)
         resolver = self._resolver()
-        wait_reports.listener = lambda *told: write_waiting(self._tell, *told)
+        wait_reports.listener = lambda *told: send_waiting(self._send, *told)
         try:
             self._mount_resolved(resolver)
         finally:

@@ -121,7 +121,7 @@ def _answer(told: int, directory: str) -> dict[str, Any] | None:
         data += more
     answer: dict[str, Any] = json.loads(data)
     if "error" in answer:
-        raise daemon.unpacked(answer)
+        raise daemon.decode_error(answer)
     return answer
 
 
@@ -151,7 +151,7 @@ def _mount_and_exit(requests: socket.socket, request: bytes, fd: int) -> None:
         try:
             answer = dataclasses.asdict(mounting.mount(mounting.decoded(request)))
         except BaseException as error:  # the border: this child ends here, who asked hears why
-            answer = daemon.packed(error)
+            answer = daemon.encode_error(error)
         os.write(fd, json.dumps(answer).encode() + b"\n")
     finally:
         os._exit(0)

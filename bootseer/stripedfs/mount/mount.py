@@ -33,7 +33,7 @@ from bootseer.fuse.mount.mount_point import (
 from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve import daemon
-from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
+from bootseer.fuse.serve.daemon import Log, run_in_child, users_of
 from bootseer.storage.store import Store, open_object
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.format.pointer import SUFFIX
@@ -51,8 +51,8 @@ def mount(settings: MountSettings) -> None:
     """
     settings = _absolute(settings)
     daemon.start(
-        lambda tell: serve(settings, on_ready=lambda: tell({})),
-        what=settings.mountpoint,
+        lambda send: serve(settings, on_ready=lambda: send({})),
+        mountpoint=settings.mountpoint,
         limit_s=START_LIMIT_S,
         waits_for=f"the store to answer for {redact(settings.url)}",
         log_file=settings.log_file,
@@ -74,10 +74,10 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
     # Before anything that may hang: who gave up is sent there.
-    log = Log(settings.log_file, settings.mountpoint)
+    log = Log.open(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact(settings.url)}"
-    in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
+    run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     process = _process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
