@@ -322,7 +322,7 @@ class _DataRead(PendingRead):
 
     def collect(self) -> Data | None:
         while True:
-            source = self._file._await_supply(self)
+            source = self._file._source or self._file._await_supply(self)
             if source is None:
                 return None
             length = min(self._length, source.data_bytes - self._offset)

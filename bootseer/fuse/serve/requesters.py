@@ -48,7 +48,7 @@ def closes_because_killed(thread: int) -> bool:
         return False
     try:
         return call_within(CLOSING_LIMIT_S, _was_ended_by_signal, thread)
-    except RuntimeError:  # no thread can be started for the time limit
+    except RuntimeError:  # no thread can be started; what is read here is never locked
         return _was_ended_by_signal(thread)
 
 

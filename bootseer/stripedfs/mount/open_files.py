@@ -181,7 +181,7 @@ class OpenFile:
         read = _FileRead(files, self, offset, size, self._where)
         try:
             held = files.fetcher.held(source, offset, size, read.resume)
-            if held is not None and not source.doubtful(offset, size):
+            if held is not None and (self._is_stable or not source.doubtful(offset, size)):
                 return Data(held.views, held.release)
         except BootseerError as error:
             if self.after is None and not files.renames():
