@@ -287,6 +287,25 @@ def test_what_serves_there_next_is_left_alone(tmp_path: Path) -> None:
     until(same_number, "a mount that has the number of the last")
 
 
+def test_a_worker_that_takes_over_leaves_it_alone_too(tmp_path: Path) -> None:
+    """It looked at what is mounted there, and took it for the mount that it serves."""
+    with supervised(tmp_path, limits={"young_s": 0}) as mount:
+        assert mount.says() == "ready"
+        with open(mount.where / "f", "rb", buffering=0) as file:
+            subprocess.run(["umount", "-l", mount.where], check=True)
+            with supervised(tmp_path) as again:
+                assert again.says() == "ready"
+                os.kill(mount.worker, signal.SIGKILL)
+                while not mount.says().startswith("dead"):
+                    pass
+                assert in_time(lambda: file.read(10)) == CONTENT[:10]
+                mount.process.terminate()
+                while mount.says() != "ended":
+                    pass
+                assert again.is_mounted()
+                assert in_time((again.where / "f").read_bytes) == CONTENT
+
+
 def line_of(mount: Supervised) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if f" {mount.where} " in line]
