@@ -366,7 +366,7 @@ class _DataRead(PendingRead):
         if self._is_cold:
             self._file._end_cold_wait()
 
-    def deliver(self, reply: Reply, data: Data) -> None:
+    def send(self, reply: Reply, data: Data) -> None:
         self._finish()
         if not self._warms:
             self._file._count_wait(self.began_ns)

@@ -30,7 +30,7 @@ class PendingRead(ABC):
     def fail(self, reply: Reply, error: Exception) -> None:
         """Reply to a read that `collect` failed."""
 
-    def deliver(self, reply: Reply, data: Data) -> None:
+    def send(self, reply: Reply, data: Data) -> None:
         """Reply with what `collect` returned."""
         reply.data(data)
 
@@ -57,4 +57,4 @@ class PendingRead(ABC):
             self.fail(reply, error)
             return
         if data is not None:
-            self.deliver(reply, data)
+            self.send(reply, data)

@@ -191,7 +191,7 @@ class OpenFile:
         if held is None:
             read.reply_by(later())
         else:
-            read.deliver(later(), Data(held.views, held.release))
+            read.send(later(), Data(held.views, held.release))
         return None
 
 
@@ -226,7 +226,7 @@ class _FileRead(PendingRead):
         held = self._files.fetcher.held(self._source, self._offset, self._size, self.resume)
         return None if held is None else Data(held.views, held.release)
 
-    def deliver(self, reply: Reply, data: Data) -> None:
+    def send(self, reply: Reply, data: Data) -> None:
         if self._source.doubtful(self._offset, self._size):
             self._files.help(functools.partial(self._confirm, reply, data))
         else:
