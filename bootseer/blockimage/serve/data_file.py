@@ -55,7 +55,7 @@ class DataFile(Operations):
 
     `on_release` is called, once, when the kernel has released the handle that EROFS holds (see
     `set_mounted`), and `on_error` with the offset of every read that got EIO. `on_unmount` and
-    `on_end` are called before and after this process ends the FUSE mount. `is_announced` tells
+    `on_end` are called before and after this process ends the FUSE mount. `is_announced` says
     whether another process has announced that it reads a range ahead.
     """
 
@@ -140,7 +140,7 @@ class DataFile(Operations):
         self.set_mounted(handle, behind_loop=behind_loop)
 
     def record(self, touches: Touches) -> None:
-        """Tell `touches` of every read of a program from now on."""
+        """Report every read of a program to `touches` from now on."""
         self._touches = touches
 
     def set_warming_threads(self, threads: frozenset[int]) -> None:
