@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuse_mounts import end_mount
+from fuse_mounts import Mount, end_mount
 from fuse_trees import Later, MemoryTree
 from localtree import LocalTree
 
@@ -23,7 +23,6 @@ from bootseer.errors import CorruptDataError
 from bootseer.fuse import fusepy_server
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Operations
-from bootseer.fuse.serve.server import Mount
 
 BACKENDS = ("fuse", "fusepy")
 

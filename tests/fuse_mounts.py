@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bootseer.fuse.mount.mount import open_mount
 from bootseer.fuse.mount.mount_options import MountOptions
-from bootseer.fuse.operations import Operations
-from bootseer.fuse.serve.server import Mount
+from bootseer.fuse.mount.mount_point import MountPoint, absolute, has_ended
+from bootseer.fuse.mount.passthrough import OpenInodes
+from bootseer.fuse.operations import Operations, WritableOperations
+from bootseer.fuse.serve.server import Server, handshake
 
 MNT_FORCE, MNT_DETACH = 1, 2
 
@@ -22,6 +27,73 @@ MNT_FORCE, MNT_DETACH = 1, 2
 def end_mount(directory: Path) -> None:
     """Take it away, readers or not; nothing happens where nothing is mounted."""
     ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_FORCE | MNT_DETACH)
+
+
+class Mount:
+    """A file system that this process mounts and serves, without a supervisor.
+
+    `with Mount(operations, "/mnt/x") as mount:` serves inside the block. When a thread that serves
+    fails, the mount is ended.
+    """
+
+    def __init__(
+        self, operations: Operations, mountpoint: str, *, options: MountOptions | None = None
+    ) -> None:
+        self._operations, self._mountpoint = operations, mountpoint
+        self._options = options or MountOptions()
+        if not isinstance(operations, WritableOperations):
+            self._options = dataclasses.replace(self._options, read_only=True)
+        self._server: Server | None = None
+
+    def start(self) -> None:
+        """Mount, and serve in threads; returns once the mount answers. Raises as `open_mount`."""
+        mountpoint = absolute(self._mountpoint)
+        descriptor = open_mount(mountpoint, self._options)
+        point = MountPoint.find(mountpoint, lambda: has_ended(descriptor))
+        try:
+            negotiated = handshake(descriptor, self._options)
+            point.set_read_ahead(self._options.read_ahead_kib)
+        except BaseException:  # a mount without a server would hang its readers
+            point.abandon()
+            os.close(descriptor)
+            raise
+
+        def end() -> None:
+            point.abandon()
+            threading.Thread(target=self.close, daemon=True).start()
+
+        self._server = Server(
+            self._operations,
+            point,
+            descriptor,
+            negotiated,
+            self._options,
+            on_death=end,
+            open_inodes=OpenInodes() if negotiated.passthrough else None,
+        )
+        self._server.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the mount has ended; False when the time is over first."""
+        assert self._server is not None
+        return self._server.wait(timeout_s)
+
+    def close(self) -> None:
+        """Unmount and end. Twice is safe."""
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Mount:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def send_descriptor(link: socket.socket, descriptor: int) -> None:
+    """The other side of `receive_descriptor`, on a connected Unix socket."""
+    socket.send_fds(link, [b"\0"], [descriptor])
 
 
 @contextlib.contextmanager

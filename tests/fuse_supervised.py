@@ -2,7 +2,7 @@
 
 SETTINGS is JSON: `file` (what is served as /f), `direct`, `crash` ("build" or "read": the worker
 ends itself there; "refuse": the tree cannot be built), `slow_s` (each read waits so long),
-`passed` (files are passed through), `patience`, `options`.
+`passed` (files are passed through), `limits`, `options`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuse_trees import Later, MemoryTree
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import Attr, Data, Handle, Inode, Opened
-from bootseer.fuse.serve.handover import Patience, supervise
+from bootseer.fuse.serve.handover import RestartLimits, supervise
 
 
 class FileTree(MemoryTree):
@@ -76,7 +76,7 @@ def main() -> int:
             build,
             directory,
             MountOptions(on_fault=lambda text: say(f"fault: {text}"), **settings["options"]),
-            patience=Patience(**settings.get("patience", {})),
+            limits=RestartLimits(**settings.get("limits", {})),
             on_ready=lambda: say("ready"),
             on_death=lambda pid: say(f"dead {pid}"),
         )

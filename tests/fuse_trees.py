@@ -21,7 +21,9 @@ from bootseer.fuse.operations import (
     Handle,
     Inode,
     Opened,
+    Operations,
     Reply,
+    WritableOperations,
 )
 
 MTIME_NS = 1_700_000_000_123_456_789
@@ -35,7 +37,7 @@ def pattern(size_bytes: int, seed: int = 0) -> bytes:
     return b"".join(n.to_bytes(8, "little") for n in numbers)[:size_bytes]
 
 
-class MemoryTree:
+class MemoryTree(Operations):
     """A read-only tree of {path: bytes, or None for a directory}, with `links` to targets.
 
     Inode numbers follow the sorted paths, so they mean the same in every process.
@@ -163,7 +165,7 @@ class FailingTree(MemoryTree):
         raise self.error
 
 
-class WritableTree(MemoryTree):
+class WritableTree(MemoryTree, WritableOperations):
     """A tree that is written as checkpoints are: each file once, from start to end."""
 
     def __init__(self) -> None:

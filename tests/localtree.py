@@ -36,6 +36,7 @@ from bootseer.fuse.operations import (
     Handle,
     Inode,
     Opened,
+    Operations,
     Reply,
 )
 
@@ -68,7 +69,7 @@ class _File:
             self.fd = -1
 
 
-class LocalTree:
+class LocalTree(Operations):
     """Serve the directory `root`; see `Operations` for the methods.
 
     `direct` and `keep_cache` are told of every file opened; `passthrough` offers the kernel each

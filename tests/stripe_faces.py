@@ -11,15 +11,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fuse_mounts import end_mount, python
 
+from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.open import open_store
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import Manifest, Pointer
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
+from bootseer.stripedfs.mount.read_tree import StripedTree
+from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -51,6 +54,14 @@ def ready():
     print("ready", flush=True)
 mounting.serve(MountSettings(**given), on_ready=ready)
 """
+
+
+Tree = TypeVar("Tree", bound=StripedTree)
+
+
+def tree_at(kind: type[Tree], store: Store, name: str, fetcher: Fetcher, **options: Any) -> Tree:
+    """The tree of what a name on a store stands for."""
+    return kind(store, name, namespace.look(store, name), fetcher, **options)
 
 
 def content(size_bytes: int, seed: int = 0) -> bytes:

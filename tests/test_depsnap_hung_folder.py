@@ -34,10 +34,10 @@ pytestmark = pytest.mark.root
 # names what it was asked.
 SERVER = """
 import time
+from fuse_mounts import Mount
 from fuse_trees import WritableTree
 from localtree import LocalTree
 from bootseer.fuse.mount.mount_options import MountOptions
-from bootseer.fuse.serve.server import Mount
 folder, seen, keeps = sys.argv[1:]
 def kept(what):
     def is_named():

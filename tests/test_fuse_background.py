@@ -28,10 +28,10 @@ def test_a_long_wait_is_told(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told, tell = pipe
-    monkeypatch.setattr(daemon, "TELL_AFTER_S", 0.05)
-    timer = threading.Timer(0.5, daemon.write_answer, (tell, {"mounted": True}))
+    monkeypatch.setattr(daemon, "REPORT_AFTER_S", 0.05)
+    timer = threading.Timer(0.5, daemon.send_answer, (tell, {"mounted": True}))
     timer.start()
-    assert daemon.await_answer(told, what="/m", limit_s=60) == {"mounted": True}
+    assert daemon.receive_answer(told, mountpoint="/m", limit_s=60) == {"mounted": True}
     timer.join()
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == "bootseer: waiting for the mount at /m for 0 s now, and for up to 59 s more"
@@ -41,10 +41,10 @@ def test_a_long_wait_names_who_is_asked_and_how_long(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told, _ = pipe
-    monkeypatch.setattr(daemon, "TELL_AFTER_S", 0.05)
-    monkeypatch.setattr(daemon, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(daemon, "REPORT_AFTER_S", 0.05)
+    monkeypatch.setattr(daemon, "REPORT_EVERY_S", 0.1)
     with pytest.raises(StoreUnavailableError, match="mounting at /m took too long"):
-        daemon.await_answer(told, what="/m", limit_s=0.5, waits_for="the registry r:1")
+        daemon.receive_answer(told, mountpoint="/m", limit_s=0.5, waits_for="the registry r:1")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) >= 2
     assert all(line.startswith("bootseer: waiting for the registry r:1 for 0 s") for line in said)
@@ -54,10 +54,10 @@ def test_an_answer_at_once_and_a_short_limit_tell_nothing(
     pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     told, tell = pipe
-    daemon.write_answer(tell, {"mounted": True})
-    assert daemon.await_answer(told, what="/m", limit_s=60) == {"mounted": True}
+    daemon.send_answer(tell, {"mounted": True})
+    assert daemon.receive_answer(told, mountpoint="/m", limit_s=60) == {"mounted": True}
     with pytest.raises(StoreUnavailableError, match="took too long"):
-        daemon.await_answer(told, what="/m", limit_s=0.05)
+        daemon.receive_answer(told, mountpoint="/m", limit_s=0.05)
     assert caplog.records == []
 
 
@@ -65,8 +65,8 @@ def test_a_server_tells_of_its_tries_before_it_answers(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told, tell = pipe
-    monkeypatch.setattr(daemon, "TELL_AFTER_S", 0.2)
-    monkeypatch.setattr(daemon, "TELL_EVERY_S", 0.2)
+    monkeypatch.setattr(daemon, "REPORT_AFTER_S", 0.2)
+    monkeypatch.setattr(daemon, "REPORT_EVERY_S", 0.2)
 
     def said(words: str) -> None:
         end_s = time.monotonic() + 60
@@ -75,16 +75,16 @@ def test_a_server_tells_of_its_tries_before_it_answers(
             time.sleep(0.01)
 
     def served() -> None:
-        answer = functools.partial(daemon.write_answer, tell)
+        answer = functools.partial(daemon.send_answer, tell)
         said("(try 1)")
         for tries in (1, 2):
-            daemon.write_waiting(answer, f"refused{tries}" + "x" * 9000, tries, 20.5)
+            daemon.send_waiting(answer, f"refused{tries}" + "x" * 9000, tries, 20.5)
         said("(try 3)")
         answer({"mounted": True})
 
     server = threading.Thread(target=served)
     server.start()
-    found = daemon.await_answer(told, what="/m", limit_s=600, waits_for="r:1", tries=1)
+    found = daemon.receive_answer(told, mountpoint="/m", limit_s=600, waits_for="r:1", tries=1)
     server.join()
     assert found == {"mounted": True}
     first, *_, last = (record.getMessage() for record in caplog.records)
@@ -98,10 +98,10 @@ def test_a_server_that_ends_without_an_answer_is_an_error(pipe: tuple[int, int])
     told, tell = pipe
     other = os.dup(tell)
     os.close(tell)
-    daemon.write_waiting(functools.partial(daemon.write_answer, other), "refused", 1, 9.0)
+    daemon.send_waiting(functools.partial(daemon.send_answer, other), "refused", 1, 9.0)
     os.close(other)
     with pytest.raises(StoreUnavailableError, match="ended before it served"):
-        daemon.await_answer(told, what="/m", limit_s=60)
+        daemon.receive_answer(told, mountpoint="/m", limit_s=60)
     os.dup2(told, tell)  # for the fixture to close
 
 
@@ -115,15 +115,15 @@ def test_a_server_that_ends_without_an_answer_is_an_error(pipe: tuple[int, int])
 )
 def test_a_log_is_named_only_where_there_is_one(given: dict[str, str], said: str) -> None:
     with pytest.raises(StoreUnavailableError) as late:
-        daemon.start(lambda _: time.sleep(60), what="/m", limit_s=0.2, **given)  # type: ignore[arg-type]
+        daemon.start(lambda _: time.sleep(60), mountpoint="/m", limit_s=0.2, **given)  # type: ignore[arg-type]
     assert str(late.value) == said
     with pytest.raises(StoreUnavailableError) as ended:
-        daemon.start(lambda _: os._exit(1), what="/m", limit_s=60, **given)  # type: ignore[arg-type]
+        daemon.start(lambda _: os._exit(1), mountpoint="/m", limit_s=60, **given)  # type: ignore[arg-type]
     assert str(ended.value) == f"the server of /m ended before it served; {said.split('; ')[1]}"
 
 
 def test_an_error_that_is_not_ours_is_told_by_its_class() -> None:
-    told = daemon.packed(KeyError("x"))
+    told = daemon.encode_error(KeyError("x"))
     assert told == {"error": "BootseerError", "text": "mounting failed: KeyError: 'x'"}
 
 
@@ -144,7 +144,7 @@ def test_a_server_never_lets_go_of_what_its_maker_had() -> None:
         gc.enable()
         gc.collect()
 
-    def serve(tell: daemon.Tell) -> None:
+    def serve(tell: daemon.Send) -> None:
         collect()
         tell({"let_go": let_go})
 
@@ -152,8 +152,8 @@ def test_a_server_never_lets_go_of_what_its_maker_had() -> None:
     gc.disable()
     try:
         _Hanging(let_go)
-        assert daemon.start(serve, what="/m", limit_s=60) == {"let_go": []}
-        daemon.in_a_child(collect, 60)
+        assert daemon.start(serve, mountpoint="/m", limit_s=60) == {"let_go": []}
+        daemon.run_in_child(collect, 60)
         assert let_go == []
         gc.collect()  # so it was garbage, and of a kind that is collected
         assert let_go == [os.getpid()]

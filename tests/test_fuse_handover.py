@@ -96,7 +96,7 @@ def kill_under_load(tmp_path: Path, times: int, pause_s: float, **settings: Any)
     """Kill the worker so many times while four readers read; returns the digests they saw."""
     digests: list[str] = []
     stop = threading.Event()
-    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}, **settings) as mount:
+    with supervised(tmp_path, limits={"young_s": 0, "deaths": 1000}, **settings) as mount:
         assert mount.says() == "ready"
         file = mount.where / "f"
         readers = [threading.Thread(target=read_on, args=(file, stop, digests)) for _ in range(4)]
@@ -210,7 +210,7 @@ def test_small_reads_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_server_that_never_comes_up_is_ended(tmp_path: Path) -> None:
-    with supervised(tmp_path, build_s=600, patience={"ready_s": 0.2, "deaths": 2}) as mount:
+    with supervised(tmp_path, build_s=600, limits={"ready_s": 0.2, "deaths": 2}) as mount:
         said = [mount.says() for _ in range(4)]
         assert mount.process.wait(60) == 5
     assert "died 2 times" in said[-1]
@@ -287,6 +287,25 @@ def test_what_serves_there_next_is_left_alone(tmp_path: Path) -> None:
     until(same_number, "a mount that has the number of the last")
 
 
+def test_a_worker_that_takes_over_leaves_it_alone_too(tmp_path: Path) -> None:
+    """It looked at what is mounted there, and took it for the mount that it serves."""
+    with supervised(tmp_path, limits={"young_s": 0}) as mount:
+        assert mount.says() == "ready"
+        with open(mount.where / "f", "rb", buffering=0) as file:
+            subprocess.run(["umount", "-l", mount.where], check=True)
+            with supervised(tmp_path) as again:
+                assert again.says() == "ready"
+                os.kill(mount.worker, signal.SIGKILL)
+                while not mount.says().startswith("dead"):
+                    pass
+                assert in_time(lambda: file.read(10)) == CONTENT[:10]
+                mount.process.terminate()
+                while mount.says() != "ended":
+                    pass
+                assert again.is_mounted()
+                assert in_time((again.where / "f").read_bytes) == CONTENT
+
+
 def line_of(mount: Supervised) -> list[str]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if f" {mount.where} " in line]
@@ -332,7 +351,7 @@ def test_a_mount_left_by_a_crash_of_both_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_leaves_no_descriptor_in_the_supervisor(tmp_path: Path) -> None:
-    with supervised(tmp_path, patience={"young_s": 0, "deaths": 1000}) as mount:
+    with supervised(tmp_path, limits={"young_s": 0, "deaths": 1000}) as mount:
         assert mount.says() == "ready"
         counts = []
         for _ in range(3):

@@ -11,7 +11,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from fuse_mounts import end_mount, in_time, mounted, output, python, refusal
+from fuse_mounts import (
+    Mount,
+    end_mount,
+    in_time,
+    mounted,
+    output,
+    python,
+    refusal,
+    send_descriptor,
+)
 from fuse_trees import MemoryTree, pattern
 from waiting import until
 
@@ -23,7 +32,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse.mount import mount as mount_module
-from bootseer.fuse.mount.mount import open_mount, receive_descriptor, send_descriptor
+from bootseer.fuse.mount.mount import open_mount, receive_descriptor
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import (
     MountPoint,
@@ -31,9 +40,8 @@ from bootseer.fuse.mount.mount_point import (
     has_ended,
     unmount,
 )
-from bootseer.fuse.operations import Inode
-from bootseer.fuse.serve.receive_loop import Loop
-from bootseer.fuse.serve.server import Mount, handshake
+from bootseer.fuse.serve.receive_loop import ReceiveLoop
+from bootseer.fuse.serve.server import handshake
 
 root = pytest.mark.root
 CONTENT = pattern(300_000)
@@ -105,7 +113,7 @@ def test_a_mount_that_got_our_number_is_left_alone(tmp_path: Path) -> None:
 
     def same_number() -> bool:
         with Mount(tree(), str(tmp_path)) as mount:
-            mine, point = find_mount(str(tmp_path)), MountPoint(str(tmp_path))
+            mine, point = find_mount(str(tmp_path)), MountPoint.find(str(tmp_path))
             assert mine is not None
             assert point.present
             unmount(str(tmp_path))
@@ -137,7 +145,7 @@ def test_a_server_that_got_our_number_is_left_alone(tmp_path: Path) -> None:
         try:
             handshake(device, MountOptions())
             mine = find_mount(str(tmp_path))
-            point = MountPoint(str(tmp_path), lambda: has_ended(device))
+            point = MountPoint.find(str(tmp_path), lambda: has_ended(device))
             assert point.present
             unmount(str(tmp_path))
             assert not point.present
@@ -162,7 +170,7 @@ def test_a_mount_whose_connection_was_ended_is_still_ours(tmp_path: Path) -> Non
     device = open_mount(str(tmp_path), MountOptions())
     try:
         handshake(device, MountOptions())
-        point = MountPoint(str(tmp_path), lambda: has_ended(device))
+        point = MountPoint.find(str(tmp_path), lambda: has_ended(device))
         assert not has_ended(device)
         user = os.open(tmp_path, os.O_PATH)
         try:  # the force takes the connection, and the use keeps the mount
@@ -184,7 +192,7 @@ def test_unmounting_a_busy_mount_says_so(tmp_path: Path) -> None:
     with mounted(tree(), tmp_path / "m") as (where, _):
         with open(where / "f", "rb"), pytest.raises(BusyError, match="in use"):
             unmount(str(where))
-        assert MountPoint(str(where)).present
+        assert MountPoint.find(str(where)).present
     with pytest.raises(NotFoundError, match="nothing is mounted"):
         unmount(str(tmp_path / "m"))
 
@@ -202,7 +210,7 @@ def test_a_stale_mount_is_replaced(tmp_path: Path) -> None:
     where = tmp_path / "m"
     where.mkdir()
     code = """
-from bootseer.fuse.serve.server import Mount
+from fuse_mounts import Mount
 from fuse_trees import MemoryTree
 Mount(MemoryTree({}), sys.argv[1]).start()
 os.write(1, b"ready\\n")
@@ -283,7 +291,6 @@ def test_mounting_without_the_capability_needs_the_helper(tmp_path: Path) -> Non
     """Root whose CAP_SYS_ADMIN is taken is refused by fusermount3 as well, and told so."""
     code = """
 from bootseer.errors import AccessDeniedError
-from bootseer.fuse.serve.receive_loop import Loop
 from bootseer.fuse.mount.mount import open_mount
 from bootseer.fuse.mount.mount_options import MountOptions
 try:
@@ -377,7 +384,7 @@ def test_a_dead_thread_ends_the_mount_rather_than_its_readers_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mounted(tree(), tmp_path / "m", threads=1) as (where, faults):
-        monkeypatch.setattr(Loop, "_take_other", None)  # fault injection: the thread fails
+        monkeypatch.setattr(ReceiveLoop, "_handle_other", None)  # fault injection: the thread fails
         gone = (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED)
         assert refusal((where / "f").read_bytes) in gone
         assert refusal(lambda: os.statvfs(where)) in (None, *gone)
@@ -397,55 +404,3 @@ def test_nothing_that_a_read_raises_ends_a_thread(tmp_path: Path) -> None:
         assert refusal((where / "f").read_bytes) == errno.EIO
         assert in_time((where / "f").stat).st_size == len(CONTENT)
     assert faults == ["read failed: SystemExit: "]
-
-
-@root
-def test_pushed_bytes_are_read_without_asking(tmp_path: Path) -> None:
-    served = tree()
-    served.files["f"] = bytes(len(CONTENT))
-    where = tmp_path / "m"
-    where.mkdir()
-    mount = Mount(served, str(where))
-    inode = served.inodes["f"]
-    try:
-        with mount:
-            assert mount.notifier.store(inode, 0, CONTENT) is False  # not known to the kernel yet
-            in_time((where / "f").stat)
-            assert mount.notifier.store(inode, 0, CONTENT) is True
-            assert in_time((where / "f").read_bytes) == CONTENT
-            assert served.reads == []
-            assert mount.notifier.invalidate(inode)
-            assert in_time((where / "f").read_bytes) == bytes(len(CONTENT))
-        with pytest.raises(UsageError, match="not mounted"):
-            _ = mount.notifier
-    finally:
-        end_mount(where)
-
-
-@root
-def test_a_notifier_outlives_its_mount_harmlessly(tmp_path: Path) -> None:
-    where = tmp_path / "m"
-    where.mkdir()
-    mount = Mount(tree(), str(where))
-    with mount:
-        notifier = mount.notifier
-    with open(tmp_path / "file", "wb"):  # likely takes the descriptor's number
-        assert notifier.store(Inode(2), 0, CONTENT) is False
-        assert notifier.invalidate(Inode(2)) is False
-    assert (tmp_path / "file").read_bytes() == b""
-
-
-@root
-def test_names_can_be_forgotten(tmp_path: Path) -> None:
-    served = tree()
-    where = tmp_path / "m"
-    where.mkdir()
-    mount = Mount(served, str(where))
-    with mount:
-        assert not in_time((where / "new").exists)
-        served.inodes["new"], served.paths[Inode(77)] = Inode(77), "new"
-        served.files["new"] = b"now"
-        assert not in_time((where / "new").exists)  # the kernel remembers
-        mount.notifier.invalidate_entry(Inode(1), b"new")
-        assert in_time((where / "new").read_bytes) == b"now"
-        assert mount.notifier.invalidate_entry(Inode(1), b"never") is False

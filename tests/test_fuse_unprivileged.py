@@ -32,7 +32,7 @@ from bootseer.errors import BootseerError
 from bootseer.fuse.serve.handover import supervise
 from bootseer.fuse.mount.mount_point import find_mount
 from bootseer.fuse.mount.mount_options import MountOptions
-from bootseer.fuse.serve.server import Mount
+from fuse_mounts import Mount
 from fuse_trees import MemoryTree, pattern
 where = sys.argv[1]
 CONTENT = pattern(300_000)
@@ -62,7 +62,8 @@ def everybodys() -> Iterator[Path]:
         ignore = shutil.ignore_patterns("__pycache__")
         package = Path(bootseer.__file__).parent
         shutil.copytree(package, directory / "bootseer", ignore=ignore)
-        shutil.copy(Path(__file__).with_name("fuse_trees.py"), directory)
+        for name in ("fuse_mounts.py", "fuse_trees.py"):
+            shutil.copy(Path(__file__).with_name(name), directory)
         subprocess.run(["chmod", "-R", "a+rX", directory], check=True)
         yield directory
     finally:
@@ -150,8 +151,8 @@ def test_a_plain_users_failing_server_leaves_no_reader_waiting(
 ) -> None:
     code = f"""
 import subprocess
-from bootseer.fuse.serve.receive_loop import Loop
-Loop._take_other = None  # fault injection: both receiving threads fail
+from bootseer.fuse.serve.receive_loop import ReceiveLoop
+ReceiveLoop._handle_other = None  # fault injection: both receiving threads fail
 with Mount(build(), where):
     for _ in range(2):
         subprocess.run([sys.executable, "-c", {READER!r}, where + "/f"], check=True)

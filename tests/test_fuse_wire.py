@@ -16,21 +16,23 @@ from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.passthrough import Backings
 from bootseer.fuse.operations import Attr, Entry, Handle, Inode
 from bootseer.fuse.protocol import replies, requests
-from bootseer.fuse.protocol.requests import Opcode, WireError
-from bootseer.fuse.serve.dispatch import Session
+from bootseer.fuse.protocol.requests import Layout, Opcode, ProtocolError
+from bootseer.fuse.serve.dispatch import Dispatcher
 from bootseer.fuse.serve.faults import Faults
 
-LAYOUTS = {layout.name: layout for layout in requests.LAYOUTS + replies.LAYOUTS}
+LAYOUTS = {
+    value.name: value
+    for module in (requests, replies)
+    for value in vars(module).values()
+    if isinstance(value, Layout)
+}
 CONSTANTS = {
     **{f"FUSE_{opcode.name}": int(opcode) for opcode in Opcode},
-    **{f"FATTR_{n}": getattr(requests, f"FATTR_{n}") for n in ("MODE", "UID", "GID", "SIZE", "FH")},
+    **{f"FATTR_{n}": getattr(requests, f"FATTR_{n}") for n in ("MODE", "UID", "GID", "SIZE")},
     "FUSE_GETATTR_FH": requests.GETATTR_FH,
     "FOPEN_DIRECT_IO": replies.FOPEN_DIRECT_IO,
     "FOPEN_KEEP_CACHE": replies.FOPEN_KEEP_CACHE,
     "FOPEN_NOFLUSH": replies.FOPEN_NOFLUSH,
-    "FUSE_NOTIFY_INVAL_INODE": replies.NOTIFY_INVAL_INODE,
-    "FUSE_NOTIFY_INVAL_ENTRY": replies.NOTIFY_INVAL_ENTRY,
-    "FUSE_NOTIFY_STORE": replies.NOTIFY_STORE,
     "FUSE_ASYNC_READ": replies.ASYNC_READ,
     "FUSE_ATOMIC_O_TRUNC": replies.ATOMIC_O_TRUNC,
     "FUSE_BIG_WRITES": replies.BIG_WRITES,
@@ -122,11 +124,11 @@ REQUESTS = {
     Opcode.READDIR: (READ_BODY, requests.Read(Handle(5), 1 << 40, 4096)),
     Opcode.READDIRPLUS: (READ_BODY, requests.Read(Handle(5), 1 << 40, 4096)),
     Opcode.WRITE: (WRITE_BODY, requests.Write(Handle(5), 4096, memoryview(b"abcdef"), 9)),
-    Opcode.RELEASE: (RELEASE_BODY, requests.OfHandle(Handle(5))),
-    Opcode.RELEASEDIR: (RELEASE_BODY, requests.OfHandle(Handle(5))),
+    Opcode.RELEASE: (RELEASE_BODY, requests.HandleOnly(Handle(5))),
+    Opcode.RELEASEDIR: (RELEASE_BODY, requests.HandleOnly(Handle(5))),
     Opcode.FLUSH: (requests.FLUSH_IN.struct.pack(5, 0, 0, 9), requests.Flush(Handle(5), 9)),
-    Opcode.FSYNC: (FSYNC_BODY, requests.OfHandle(Handle(5))),
-    Opcode.FSYNCDIR: (FSYNC_BODY, requests.OfHandle(Handle(5))),
+    Opcode.FSYNC: (FSYNC_BODY, requests.HandleOnly(Handle(5))),
+    Opcode.FSYNCDIR: (FSYNC_BODY, requests.HandleOnly(Handle(5))),
     Opcode.GETXATTR: (struct.pack("<II", 64, 0) + b"user.k\0", requests.Getxattr(64, b"user.k")),
     Opcode.LISTXATTR: (struct.pack("<II", 0, 0), requests.Listxattr(0)),
     Opcode.CREATE: (
@@ -151,7 +153,7 @@ def test_a_request_cut_anywhere_is_refused(opcode: Opcode) -> None:
     body, expected = REQUESTS[opcode]
     whole = request(opcode, body)
     for length in range(len(whole)):
-        with pytest.raises(WireError, match="request"):
+        with pytest.raises(ProtocolError, match="request"):
             requests.parse(memoryview(whole)[:length])
         if length < 40 or (opcode == Opcode.INIT and length == OLD_INIT_BYTES):
             continue
@@ -159,7 +161,7 @@ def test_a_request_cut_anywhere_is_refused(opcode: Opcode) -> None:
         honest = struct.pack("<I", length) + whole[4:length]
         try:
             parsed = requests.parse(memoryview(honest))
-        except WireError:
+        except ProtocolError:
             continue
         # What is left may be whole only where the rest was unused.
         assert parsed.body == expected
@@ -168,7 +170,7 @@ def test_a_request_cut_anywhere_is_refused(opcode: Opcode) -> None:
 
 @EACH
 def test_bytes_after_the_request_are_refused(opcode: Opcode) -> None:
-    with pytest.raises(WireError, match="says"):
+    with pytest.raises(ProtocolError, match="says"):
         requests.parse(memoryview(request(opcode, REQUESTS[opcode][0]) + b"\0"))
 
 
@@ -179,18 +181,18 @@ def test_extensions_after_the_names_are_left_alone() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"no end"], ids=["none", "empty", "no end"])
 def test_a_name_must_be_one(body: bytes) -> None:
-    with pytest.raises(WireError, match="name"):
+    with pytest.raises(ProtocolError, match="name"):
         requests.parse(memoryview(request(Opcode.LOOKUP, body)))
 
 
 def test_a_write_may_not_say_more_than_it_brings() -> None:
     body = requests.WRITE_IN.struct.pack(5, 0, 7, 0, 0, 0, 0) + b"abcdef"
-    with pytest.raises(WireError, match="7 bytes to write, 6 sent"):
+    with pytest.raises(ProtocolError, match="7 bytes to write, 6 sent"):
         requests.parse(memoryview(request(Opcode.WRITE, body)))
 
 
 def test_a_batch_may_not_say_more_than_it_brings() -> None:
-    with pytest.raises(WireError, match="do not fit"):
+    with pytest.raises(ProtocolError, match="do not fit"):
         requests.parse(memoryview(request(Opcode.BATCH_FORGET, struct.pack("<IIQQ", 9, 0, 1, 1))))
 
 
@@ -202,7 +204,7 @@ def test_an_old_kernels_init_is_read() -> None:
 def test_the_hot_path_reads_what_the_parser_reads() -> None:
     whole = request(Opcode.READ, READ_BODY, unique=1 << 63 | 5)
     parsed = requests.parse(memoryview(whole))
-    assert requests.HOT.unpack_from(whole) == (
+    assert requests.READ_FIELDS.unpack_from(whole) == (
         parsed.opcode,
         parsed.unique,
         parsed.inode,
@@ -214,7 +216,7 @@ def test_the_hot_path_reads_what_the_parser_reads() -> None:
 def test_any_bytes_give_a_request_or_a_clean_error(data: bytes) -> None:
     try:
         requests.parse(memoryview(data))
-    except WireError:
+    except ProtocolError:
         pass
 
 
@@ -222,7 +224,7 @@ def test_any_bytes_give_a_request_or_a_clean_error(data: bytes) -> None:
 def test_any_body_gives_a_request_or_a_clean_error(opcode: int, body: bytes) -> None:
     try:
         parsed = requests.parse(memoryview(request(opcode, body)))
-    except WireError:
+    except ProtocolError:
         return
     assert (parsed.unique, parsed.inode, parsed.pid) == (7, 3, 99)
 
@@ -232,8 +234,9 @@ def test_any_request_gets_one_answer(opcode: int, body: bytes, read_only: bool) 
     """Of a tree that knows no such inode or handle: an errno, never an exception."""
     faults = Faults()
     tree = WritableTree()
-    session = Session(tree, MountOptions(read_only=read_only), Backings(-1, None, faults), faults)
-    unique, number, answer = session.answer(memoryview(request(opcode, body, inode=77)))
+    options = MountOptions(read_only=read_only)
+    dispatcher = Dispatcher(tree, options, Backings(-1, None, faults), faults)
+    unique, number, answer = dispatcher.dispatch(memoryview(request(opcode, body, inode=77)))
     assert unique == 7
     assert number >= 0
     assert not (number and answer)
@@ -251,9 +254,9 @@ def test_a_listing_in_pieces_is_whole(plus: bool, size: int) -> None:
     found, offset = [], 0
     while True:
         if plus:
-            packed = replies.listing_plus(ENTRIES, Inode(1), offset, size, 60.0)
+            packed = replies.pack_listing(ENTRIES, Inode(1), offset, size, plus_timeout_s=60.0)
         else:
-            packed = replies.listing(ENTRIES, Inode(1), offset, size)
+            packed = replies.pack_listing(ENTRIES, Inode(1), offset, size)
         assert len(packed) <= size
         if not packed:
             break
@@ -283,7 +286,7 @@ def unpack_listing(packed: bytes, plus: bool) -> list[tuple[int, int, bytes, int
 
 def test_attributes_say_what_was_given() -> None:
     attr = Attr(Inode(5), stat.S_IFREG | 0o640, 4097, -1_500_000_000, 3, 11, 12, 13)
-    fields = replies.ATTR.struct.unpack(replies.attributes(attr))
+    fields = replies.ATTR.struct.unpack(replies.pack_attributes(attr))
     names = [name for name, _ in replies.ATTR.fields]
     said = dict(zip(names, fields, strict=True))
     assert said["size"] == 4097
@@ -296,12 +299,12 @@ def test_attributes_say_what_was_given() -> None:
 
 def test_timeouts_keep_their_fraction() -> None:
     attr = Attr(Inode(5), stat.S_IFREG, 0)
-    fields = replies.ENTRY_OUT.struct.unpack(replies.entry(attr, 1.5))
+    fields = replies.ENTRY_OUT.struct.unpack(replies.pack_entry(attr, 1.5))
     assert fields[2:6] == (1, 1, 500_000_000, 500_000_000)
 
 
 def test_init_splits_the_flags_into_their_words() -> None:
-    packed = replies.init(
+    packed = replies.pack_init(
         minor=45,
         max_readahead=1,
         flags=replies.PASSTHROUGH | replies.INIT_EXT | 1,

@@ -15,7 +15,7 @@ from image_mounts import mounts_below, publish, some_files
 
 from bootseer.blockimage.serve import background_fill as fill_module
 from bootseer.blockimage.serve.background_fill import Fill
-from bootseer.blockimage.serve.data_file import DATA, ImageFront
+from bootseer.blockimage.serve.data_file import DATA, DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
 from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
 from bootseer.blockimage.serve.opened_image import BlockImage
@@ -278,10 +278,10 @@ def test_nothing_is_fetched_while_a_program_waits(source: FileSource, cache: Nod
 
 def test_replay_is_something_to_wait_for(tmp_path: Path) -> None:
     """What warms an image for somebody else's start needs the link as that start does."""
-    front = ImageFront(released=lambda: None, failed=lambda *_: None)
+    file = DataFile(on_release=lambda: None, on_error=lambda *_: None)
     image = BlockImage(meta_path="", data_bytes=PAGE, source=lambda: None)  # type: ignore[arg-type,return-value]
-    server = ImageServer(image, front, ServeSettings(), say=lambda *_: None)
-    front.warming = frozenset({threading.get_native_id()})
+    server = ImageServer(image, file, ServeSettings(), say=lambda *_: None)
+    file.set_warming_threads(frozenset({threading.get_native_id()}))
 
     class Later:
         thread = threading.get_native_id()
@@ -292,7 +292,7 @@ def test_replay_is_something_to_wait_for(tmp_path: Path) -> None:
             return self
 
     before = server._activity()
-    front.read(DATA, Handle(1), 0, PAGE, Later())
+    file.read(DATA, Handle(1), 0, PAGE, Later())
     assert server._activity().reads == before.reads + 1
 
 

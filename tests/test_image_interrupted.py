@@ -170,7 +170,7 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
         mount_task.main([*mount_task.NAME.split(), settings])
 
     with pytest.raises(StoreUnavailableError, match="Broken pipe"):
-        daemon.in_a_child(mount)
+        daemon.run_in_child(mount)
     os.close(writable)
     assert lab.mounts.gone()
 

@@ -18,7 +18,7 @@ from bootseer.agent import client
 from bootseer.blockimage.pack_format import Frame, Index, Warm
 from bootseer.blockimage.serve import image_server, page_cache_warmer
 from bootseer.blockimage.serve.byte_source import Bytes
-from bootseer.blockimage.serve.data_file import DATA, ImageFront
+from bootseer.blockimage.serve.data_file import DATA, DataFile
 from bootseer.blockimage.serve.frames import Cold, Coming, Frames
 from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
 from bootseer.blockimage.serve.opened_image import BlockImage
@@ -64,10 +64,10 @@ class Answer:
     interrupted = False
 
 
-def a_front(size_bytes: int = 8 * PAGE) -> ImageFront:
-    front = ImageFront(released=lambda: None, failed=lambda *_: None)
-    front.size(size_bytes)
-    return front
+def a_file(size_bytes: int = 8 * PAGE) -> DataFile:
+    file = DataFile(on_release=lambda: None, on_error=lambda *_: None)
+    file.set_size(size_bytes)
+    return file
 
 
 # --- frames ------------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ def test_a_stream_that_hangs_keeps_no_reader_waiting(
         index=lambda: index,
         frames=stream,
     )
-    front = a_front()
-    server = ImageServer(image, front, ServeSettings(warm=False), say=lambda *_: None)
+    file = a_file()
+    server = ImageServer(image, file, ServeSettings(warm=False), say=lambda *_: None)
     try:
         server.begin("")
         answer = Answer()
-        assert front.read(DATA, Handle(1), PAGE, PAGE, answer) is None
+        assert file.read(DATA, Handle(1), PAGE, PAGE, answer) is None
         assert answer.there.wait(30)
         assert answer.got == [content[PAGE : 2 * PAGE]]
         assert not stream.closed.is_set()
@@ -157,14 +157,14 @@ def test_who_is_answered_at_once_is_not_counted_as_waiting_for_ever() -> None:
 
     asked: list[int] = []
     frames = Frames(an_index(1), memory_bytes=1 << 20)
-    front = a_front()
-    front.supply(Quick(8 * PAGE, frames, lambda: None))  # type: ignore[arg-type,return-value]
+    file = a_file()
+    file.supply(Quick(8 * PAGE, frames, lambda: None))  # type: ignore[arg-type,return-value]
     answer = Answer()
-    assert front.read(DATA, Handle(1), 0, PAGE, answer) is None  # waits for the frame
+    assert file.read(DATA, Handle(1), 0, PAGE, answer) is None  # waits for the frame
     frames.drop(0)
     assert answer.there.wait(10)
     assert answer.got == [bytes(PAGE)]
-    assert front.cold_waits == 0
+    assert file.cold_waits == 0
 
 
 # --- warming -----------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(daemon, "readable", real)
         raise KeyboardInterrupt
 
-    def serve(_: daemon.Tell) -> None:
+    def serve(_: daemon.Send) -> None:
         os.write(tell, str(os.getpid()).encode())
         time.sleep(60)
 
@@ -306,7 +306,7 @@ def test_a_server_that_nobody_waits_for_ends(what: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(daemon, "readable", interrupted)
     expected = KeyboardInterrupt if what == "interrupted" else StoreUnavailableError
     with pytest.raises(expected):
-        daemon.start(serve, what="x", limit_s=0.5)
+        daemon.start(serve, mountpoint="x", limit_s=0.5)
     os.close(tell)
     pid = int(os.read(told, 100) or 0)
     os.close(told)

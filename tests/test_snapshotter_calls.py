@@ -276,7 +276,7 @@ def test_no_thread_of_grpc_runs_in_what_is_forked(running: Running) -> None:
     """Other tests mount from this process, and a mount's server must have one thread."""
     assert running.client.names() == []
     told = daemon.start(
-        lambda tell: tell({"threads": _threads_after(0.2)}), what="threads", limit_s=60
+        lambda tell: tell({"threads": _threads_after(0.2)}), mountpoint="threads", limit_s=60
     )
     assert told["threads"] == 1
 

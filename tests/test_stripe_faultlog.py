@@ -103,7 +103,7 @@ def test_a_home_that_hangs_costs_its_second(
     try:
         assert background_log.own_log() == ""
         with pytest.raises(DeadlineError, match="cannot write the log"):
-            daemon.Log(str(home / "named.log"))
+            daemon.Log.open(str(home / "named.log"))
     finally:
         unmount(str(home), lazily=True)
         os.close(device)
@@ -116,7 +116,7 @@ def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    log = daemon.Log(str(fifo))
+    log = daemon.Log.open(str(fifo))
     log.say("x" * (1 << 17))
     log.say("and no more")
     said = b""
@@ -138,7 +138,11 @@ def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:
     path = Path(background_log.own_log())
     with pytest.raises(StoreUnavailableError, match=r"took too long; see .*checkpoint\.log"):
         daemon.start(
-            lambda _: time.sleep(60), what="/m", limit_s=0.2, waits_for="x:1", log_file=str(path)
+            lambda _: time.sleep(60),
+            mountpoint="/m",
+            limit_s=0.2,
+            waits_for="x:1",
+            log_file=str(path),
         )
     (line,) = path.read_text().splitlines()
     assert " /m: not mounted, waited for x:1: " in line

@@ -23,6 +23,7 @@ from stripe_faces import (
     served,
     store_of,
     stripe,
+    tree_at,
 )
 from waiting import until
 
@@ -342,10 +343,10 @@ def test_inodes_are_the_same_in_another_process(root: Path) -> None:
         return found
 
     with Fetcher() as fetcher:
-        first = look(trees.StripedTree(store_of(root), "", fetcher))
-        assert first == look(trees.StripedTree(store_of(root), "", fetcher))
+        first = look(tree_at(trees.StripedTree, store_of(root), "", fetcher))
+        assert first == look(tree_at(trees.StripedTree, store_of(root), "", fetcher))
         # One that has looked at nothing yet finds what another one told the kernel.
-        fresh = trees.StripedTree(store_of(root), "", fetcher)
+        fresh = tree_at(trees.StripedTree, store_of(root), "", fetcher)
         assert fresh.getattr(first["/run/deep/x"]).size_bytes == SIZE  # type: ignore[arg-type]
         with pytest.raises(FileSystemError) as caught:
             fresh.getattr(12345)  # type: ignore[arg-type]
@@ -356,7 +357,7 @@ def test_what_others_put_or_remove_is_seen_after_a_while(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Fetcher() as fetcher:
-        tree = trees.StripedTree(store_of(root), "", fetcher)
+        tree = tree_at(trees.StripedTree, store_of(root), "", fetcher)
         before = tree.lookup(ROOT, b"ckpt.pt")
         put_bytes(store_of(root), "new", b"", tmp_path)
         put_bytes(store_of(root), "ckpt.pt", content(SIZE + 1), tmp_path)
@@ -382,15 +383,15 @@ def test_a_handle_of_replaced_bytes_is_stale_in_another_process(root: Path, tmp_
             answers.append(number)
 
     with Fetcher() as fetcher:
-        first = trees.StripedTree(store_of(root), "", fetcher)
+        first = tree_at(trees.StripedTree, store_of(root), "", fetcher)
         inode = first.lookup(ROOT, b"ckpt.pt").inode
         handle = first.open(inode, os.O_RDONLY).handle
-        second = trees.StripedTree(store_of(root), "", fetcher)
+        second = tree_at(trees.StripedTree, store_of(root), "", fetcher)
         assert second.read(inode, handle, 5, 7, Later) is None
         until(lambda: answers)
         assert b"".join(answers.pop().views) == content(SIZE)[5:12]  # type: ignore[attr-defined]
         put_bytes(store_of(root), "ckpt.pt", content(SIZE, 9), tmp_path)
-        third = trees.StripedTree(store_of(root), "", fetcher)
+        third = tree_at(trees.StripedTree, store_of(root), "", fetcher)
         assert third.read(inode, handle, 5, 7, Later) is None
         until(lambda: answers)
         assert answers == [errno.ESTALE]

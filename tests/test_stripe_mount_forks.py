@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 from fuse_mounts import output
-from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
+from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of, tree_at
 from waiting import until
 
 from bootseer import stripedfs
@@ -276,7 +276,7 @@ def test_a_server_without_rights_over_a_writer_tells_its_end_from_its_kill(tmp_p
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[WritableTree]:
     with Fetcher() as fetcher:
-        tree = WritableTree(store_of(tmp_path / "store"), "", fetcher, writing=SMALL)
+        tree = tree_at(WritableTree, store_of(tmp_path / "store"), "", fetcher, writing=SMALL)
         yield tree
         tree.destroy()
 
@@ -417,7 +417,9 @@ def test_a_store_that_fails_once_a_file_is_published_fails_no_close(
     said: list[str] = []
     store = FailingStore(store_of(tmp_path / "store"), "x", failing)
     with Fetcher() as fetcher:
-        tree = WritableTree(cast(Store, store), "", fetcher, writing=SMALL, say=said.append)
+        tree = tree_at(
+            WritableTree, cast(Store, store), "", fetcher, writing=SMALL, say=said.append
+        )
         attr, opened = tree.create(ROOT, b"x", 0o600, os.O_WRONLY)
         tree.write(attr.inode, opened.handle, 0, memoryview(content(size)))
         tree.flush(attr.inode, opened.handle)

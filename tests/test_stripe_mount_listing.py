@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stripe_faces import content, store_of
+from stripe_faces import content, store_of, tree_at
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT, Handle, Inode
@@ -25,7 +25,7 @@ def tree(tmp_path: Path) -> Iterator[write_tree.WritableTree]:
     (tmp_path / "store" / "old").write_bytes(b"old")
     (tmp_path / "store" / "full").mkdir()
     with Fetcher() as fetcher:
-        yield write_tree.WritableTree(store_of(tmp_path / "store"), "", fetcher)
+        yield tree_at(write_tree.WritableTree, store_of(tmp_path / "store"), "", fetcher)
 
 
 @pytest.fixture

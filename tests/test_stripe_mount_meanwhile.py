@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from stripe_faces import content, store_of
+from stripe_faces import content, store_of, tree_at
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def tree(store: Path) -> Iterator[write_tree.WritableTree]:
     with Fetcher() as fetcher:
-        yield write_tree.WritableTree(store_of(store), "", fetcher)
+        yield tree_at(write_tree.WritableTree, store_of(store), "", fetcher)
 
 
 def shown(tree: write_tree.WritableTree, folder: Inode = ROOT) -> set[bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from faulty_store import WrappedStore
 from fuse_mounts import in_time, mounted, python
-from stripe_faces import content, put_bytes, store_of
+from stripe_faces import content, put_bytes, store_of, tree_at
 from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -85,10 +85,10 @@ def refused(tree: trees.StripedTree, inode: Inode) -> int | None:
 def test_a_folder_that_cannot_be_read_hides_no_inode_but_its_own(
     store: Listings, fetcher: Fetcher
 ) -> None:
-    inode = inode_at(trees.StripedTree(store, "", fetcher), "d3", "deep", "x")
+    inode = inode_at(tree_at(trees.StripedTree, store, "", fetcher), "d3", "deep", "x")
     for hidden in ("d0", "d5"):
         store.hidden = {hidden, f"{hidden}/deep"}
-        tree = trees.StripedTree(store, "", fetcher)
+        tree = tree_at(trees.StripedTree, store, "", fetcher)
         assert tree.getattr(inode).size_bytes == 4
         assert refused(tree, UNKNOWN) == errno.EIO  # it may be in the one that cannot be read
 
@@ -97,7 +97,7 @@ def test_the_search_for_an_inode_is_bounded_and_not_repeated(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trees, "MOST_SURVEYED", 4)
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     assert refused(tree, UNKNOWN) == errno.ESTALE
     assert len(store.listed) == 4
     assert refused(tree, UNKNOWN) == errno.ESTALE
@@ -107,7 +107,7 @@ def test_the_search_for_an_inode_is_bounded_and_not_repeated(
 def test_the_search_for_an_inode_keeps_the_deadline(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher, deadline_s=0.2)
+    tree = tree_at(trees.StripedTree, store, "", fetcher, deadline_s=0.2)
     slow = store.inner.temporaries
     monkeypatch.setattr(store, "temporaries", lambda f: (time.sleep(0.15), slow(f))[1])
     assert refused(tree, UNKNOWN) == errno.ESTALE
@@ -117,7 +117,7 @@ def test_the_search_for_an_inode_keeps_the_deadline(
 def test_what_this_process_dropped_is_not_searched_for(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     inode = inode_at(tree, "d3", "deep", "x")
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     shutil.rmtree(Path(store.url.removeprefix("file://")) / "d3")
@@ -134,7 +134,7 @@ def test_what_this_process_dropped_is_not_searched_for(
 def test_one_asks_and_the_others_have_what_was_known(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     tree.readdir(ROOT)
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     store.gate.clear()
@@ -154,7 +154,7 @@ def test_one_asks_and_the_others_have_what_was_known(
 def test_a_store_that_is_away_costs_one_folder_its_time(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     folders = [inode_at(tree, f"d{number}") for number in range(6)]
     for folder in folders:
         tree.readdir(folder)
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_costs_one_folder_its_time(
 def test_who_waits_for_the_first_listing_shares_its_failure(
     store: Listings, fetcher: Fetcher
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     store.gate.clear()
     store.away = True
 
@@ -194,7 +194,7 @@ def test_who_waits_for_the_first_listing_shares_its_failure(
 def test_a_node_that_vanishes_while_it_is_listed_is_left_out(
     store: Listings, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     listing = tree.listing
 
     def raced(node: trees.Node) -> object:
@@ -212,7 +212,7 @@ def test_a_node_that_vanishes_while_it_is_listed_is_left_out(
 
 def test_many_entries_are_taken_in_quickly(tmp_path: Path, fetcher: Fetcher) -> None:
     """By counting: what is compared for each entry must not grow with their number."""
-    tree = trees.StripedTree(store_of(tmp_path), "", fetcher)
+    tree = tree_at(trees.StripedTree, store_of(tmp_path), "", fetcher)
     compared = 0
 
     class Counted(int):
@@ -244,7 +244,7 @@ LOOKS = {
 def test_who_waits_for_names_can_be_killed(
     store: Listings, fetcher: Fetcher, tmp_path: Path, look: str
 ) -> None:
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     tree.readdir(ROOT)
     if look == "open":
         tree.readdir(inode_at(tree, "d0", "deep"))
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_is_replaced_brings_its_own_names(
 
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     store = store_of(tmp_path / "store")
-    tree = trees.StripedTree(store, "", fetcher)
+    tree = tree_at(trees.StripedTree, store, "", fetcher)
     for name in ("one", "two"):
         folder = tmp_path / name
         (folder / "deep").mkdir(parents=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 from fuse_mounts import in_time, refusal
-from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of
+from stripe_faces import CHUNK, SMALL, WIDTH, Served, content, served, store_of, tree_at
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -184,7 +184,7 @@ def test_removing_what_is_being_written_ends_it(mount: Served, root: Path, size:
 @pytest.fixture
 def tree(root: Path) -> Iterator[WritableTree]:
     with Fetcher() as fetcher:
-        tree = WritableTree(store_of(root), "", fetcher, writing=SMALL)
+        tree = tree_at(WritableTree, store_of(root), "", fetcher, writing=SMALL)
         yield tree
         tree.destroy()
 

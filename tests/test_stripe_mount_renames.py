@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from faulty_store import WrappedStore
 from fuse_mounts import in_time, mounted, refusal
-from stripe_faces import CHUNK, SMALL, content, served, store_of
+from stripe_faces import CHUNK, SMALL, content, served, store_of, tree_at
 from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -97,7 +97,7 @@ def store(tmp_path: Path) -> HeldStore:
 @pytest.fixture
 def mount(store: HeldStore, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
     with Fetcher() as fetcher:
-        tree = WritableTree(store, "", fetcher, writing=SMALL)
+        tree = tree_at(WritableTree, store, "", fetcher, writing=SMALL)
         with mounted(tree, tmp_path / "mnt", read_only=False) as (directory, faults):
             yield directory, faults
 

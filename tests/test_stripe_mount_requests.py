@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faulty_store import WrappedStore
 from fuse_mounts import mounted
-from stripe_faces import content, put_bytes, store_of
+from stripe_faces import content, put_bytes, store_of, tree_at
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT
@@ -62,7 +62,7 @@ def test_a_long_listing_opens_no_file(tmp_path: Path, fetcher: Fetcher) -> None:
     counted = Counted(tmp_path / "store")
     for number in range(100):
         put_bytes(counted.inner, f"s{number:03}", content(20), tmp_path)
-    tree = trees.StripedTree(counted, "", fetcher)
+    tree = tree_at(trees.StripedTree, counted, "", fetcher)
     with mounted(tree, tmp_path / "mnt") as (directory, _):
 
         def look(*words: str) -> Counter[str]:
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_was_not_published_anew_is_not_asked_for_again(
     counted = Counted(tmp_path / "store")
     for number in range(10):
         put_bytes(counted.inner, f"s{number}", content(20), tmp_path)
-    tree = trees.StripedTree(counted, "", fetcher)
+    tree = tree_at(trees.StripedTree, counted, "", fetcher)
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     monkeypatch.setattr(pointer, "TICK_S", 0.0)
 
@@ -111,7 +111,7 @@ def test_two_publications_in_one_tick_of_a_stores_clock_are_told_apart(
     """A FAKE clock of the store: it stands still, so only the wait for a tick can help."""
     counted = Counted(tmp_path / "store")
     put_bytes(counted.inner, "x", content(20), tmp_path)
-    tree = trees.StripedTree(counted, "", fetcher)
+    tree = tree_at(trees.StripedTree, counted, "", fetcher)
     monkeypatch.setattr(trees, "REFRESH_S", -1.0)
     for size in (20, 30):
         put_bytes(counted.inner, "x", content(size), tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mounts import in_time, mounted, python, refusal
-from stripe_faces import CHUNK, SMALL, put_bytes, served, store_of
+from stripe_faces import CHUNK, SMALL, put_bytes, served, store_of, tree_at
 from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -74,7 +74,7 @@ def rest_of(fd: int) -> bytes:
 def test_who_has_the_old_version_open_never_reads_the_new(
     root: Path, tmp_path: Path, fetcher: Fetcher, face: str, name: str
 ) -> None:
-    tree = trees.StripedTree(store_of(root), "", fetcher, direct_bytes=FACES[face])
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher, direct_bytes=FACES[face])
     with mounted(tree, tmp_path / "mnt", timeout_s=0.0) as (directory, _):
         fd = in_time(lambda: os.open(directory / name, os.O_RDONLY))
         try:
@@ -94,7 +94,7 @@ def test_who_has_the_old_version_open_never_reads_the_new(
 def test_a_mapping_of_the_old_version_never_shows_the_new(
     root: Path, tmp_path: Path, fetcher: Fetcher, face: str
 ) -> None:
-    tree = trees.StripedTree(store_of(root), "", fetcher, direct_bytes=FACES[face])
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher, direct_bytes=FACES[face])
     with (
         mounted(tree, tmp_path / "mnt", timeout_s=0.0) as (directory, _),
         python(MAPPED, directory / "ckpt", stdin=subprocess.PIPE) as reader,
@@ -110,7 +110,7 @@ def test_a_mapping_of_the_old_version_never_shows_the_new(
 def test_a_server_that_numbers_by_paths_refuses_the_old_opening(
     root: Path, tmp_path: Path, fetcher: Fetcher
 ) -> None:
-    tree = trees.StripedTree(store_of(root), "", fetcher, inode_a_path=True)
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher, inode_a_path=True)
     inode = tree.lookup(ROOT, b"ckpt").inode
     old = tree.open(inode, os.O_RDONLY).handle
     replace(root, "ckpt", NEW, tmp_path)
@@ -130,7 +130,7 @@ def test_what_is_opened_is_what_the_name_meant(
 ) -> None:
     """A version that went between the look at its name and its opening."""
     monkeypatch.setattr(trees, "REFRESH_S", 1000.0)
-    tree = trees.StripedTree(store_of(root), "", fetcher)
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher)
     inode = tree.lookup(ROOT, b"ckpt").inode
     replace(root, "ckpt", NEW, tmp_path)
     for folder in sorted((root / "ckpt.stripes").glob("v-*")):
@@ -150,7 +150,7 @@ def test_what_is_opened_is_what_the_name_meant(
 def test_a_mounted_file_that_is_replaced_is_seen(
     root: Path, tmp_path: Path, fetcher: Fetcher
 ) -> None:
-    tree = trees.StripedTree(store_of(root), "ckpt", fetcher)
+    tree = tree_at(trees.StripedTree, store_of(root), "ckpt", fetcher)
     with mounted(tree, tmp_path / "mnt", timeout_s=0.0) as (directory, _):
         assert whole(directory / "ckpt") == OLD
         replace(root, "ckpt", NEW + b"more", tmp_path)
@@ -177,7 +177,7 @@ def test_a_reader_of_a_dead_server_goes_on_with_its_bytes_or_has_an_error(
 
 
 def test_a_node_lives_until_the_kernel_forgets_it(root: Path, fetcher: Fetcher) -> None:
-    tree = trees.StripedTree(store_of(root), "", fetcher)
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher)
     (root / "deep" / "er").mkdir(parents=True)
     (root / "deep" / "er" / "x").write_bytes(b"x")
     folder = tree.lookup(ROOT, b"deep").inode
@@ -206,7 +206,7 @@ def test_a_node_lives_until_the_kernel_forgets_it(root: Path, fetcher: Fetcher) 
 
 def test_listings_count_as_references(root: Path, tmp_path: Path, fetcher: Fetcher) -> None:
     """The kernel has a file from `ls` alone: it must be there until it is forgotten."""
-    tree = trees.StripedTree(store_of(root), "", fetcher)
+    tree = tree_at(trees.StripedTree, store_of(root), "", fetcher)
     with mounted(tree, tmp_path / "mnt", timeout_s=60.0) as (directory, _):
         listed = in_time(lambda: {e.name: e.inode() for e in os.scandir(directory)})
         node = tree.nodes.get(Inode(listed["ckpt"]))
@@ -241,7 +241,7 @@ def test_a_save_in_place_ends_the_readers_of_what_was(root: Path, tmp_path: Path
     from bootseer.stripedfs.mount.write_tree import WritableTree
 
     with Fetcher() as fetcher:
-        tree = WritableTree(store_of(root), "", fetcher, writing=SMALL)
+        tree = tree_at(WritableTree, store_of(root), "", fetcher, writing=SMALL)
         with mounted(tree, tmp_path / "mnt", timeout_s=0.0, read_only=False) as (directory, _):
             fd = in_time(lambda: os.open(directory / "ckpt", os.O_RDONLY))
             try:

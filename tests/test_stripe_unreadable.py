@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from faulty_store import WrappedStore
 from fuse_mounts import in_time, refusal
-from stripe_faces import content, put_bytes, served, store_of, stripe
+from stripe_faces import content, put_bytes, served, store_of, stripe, tree_at
 from web_fakes import FakeServer, Request, head, serve_range
 
 from bootseer.blocks.fetch.fetcher import Fetcher
@@ -186,7 +186,7 @@ def store(tmp_path: Path) -> Refusing:
 @pytest.fixture
 def tree(store: Refusing) -> Iterator[trees.StripedTree]:
     with Fetcher() as fetcher:
-        yield trees.StripedTree(store, "", fetcher)
+        yield tree_at(trees.StripedTree, store, "", fetcher)
 
 
 def _refused(tree: trees.StripedTree, name: bytes) -> int | None:

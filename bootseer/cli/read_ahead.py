@@ -106,18 +106,17 @@ _IMAGE_MOUNT = """
     bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
     bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
     bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
-    bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
-    bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
-    bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server
-    bootseer/fuse/serve/handover platform site-packages/zstandard/backend_c.so
-    site-packages/zstandard/__init__ bootseer/blocks/__init__ bootseer/blocks/extents
-    site-packages/xxhash/_xxhash.so site-packages/xxhash/version
-    site-packages/xxhash/__init__ bootseer/blocks/source bootseer/blocks/cache/__init__
-    bootseer/blocks/cache/present_index bootseer/blocks/table
+    lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/fuse/serve/requesters
+    bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
+    bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
+    platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
+    bootseer/blocks/__init__ bootseer/blocks/extents site-packages/xxhash/_xxhash.so
+    site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source
+    bootseer/blocks/cache/__init__ bootseer/blocks/cache/present_index bootseer/blocks/table
     bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
     bootseer/blockimage/serve/frames bootseer/blocks/settings
-    bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file
-    bootseer/imageprefetch/mount/container_folders
+    bootseer/blockimage/serve/byte_source bootseer/fuse/serve/pending_read
+    bootseer/blockimage/serve/data_file bootseer/imageprefetch/mount/container_folders
     bootseer/imageprefetch/mount/readahead_notices bootseer/system/atomic
     bootseer/imageprefetch/image_cache bootseer/imageprefetch/record/__init__
     bootseer/imageprefetch/record/touch_journal

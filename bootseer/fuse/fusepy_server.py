@@ -1,13 +1,13 @@
 """A second, thin server for the same operations: fusepy over libfuse 2, read-only.
 
-For where ours cannot run: macOS (macFUSE, FUSE-T) and other systems with libfuse; on Linux ours
-is several times as fast. Needs the extra `fusepy` and libfuse 2. What it lacks: writing, parked
-reads that end when their reader is killed (they end with the operations' own deadline), pushes
-into the page cache, passthrough, hand-over to another process, and names of mounts handed over.
+For systems where ours cannot run: macOS (macFUSE, FUSE-T) and others with libfuse; on Linux ours
+is several times as fast. Needs the extra `fusepy` and libfuse 2. It lacks writing, reads that end
+when their reader is killed (they end with the operations' own deadline), passthrough, the
+hand-over to another process, and mounts passed as descriptors.
 
 libfuse names files by paths, so each request walks its path by `lookup`; an open file keeps the
-inode that it was opened as. Names are bytes to us and must not be decoded, so fusepy is told
-Latin-1, which maps every byte to a character and back.
+inode that it was opened as. Names are bytes to us and must not be decoded, so fusepy gets
+Latin-1 as its encoding, which maps every byte to a character and back.
 """
 
 from __future__ import annotations
@@ -35,33 +35,47 @@ ENCODING = "latin-1"
 _BLOCK_BYTES = 4096
 
 
-class _Parked:
-    """A reply that the thread of its request waits for."""
+class _Reply:
+    """A reply for which the thread of its request waits."""
 
-    interrupted = False  # libfuse does not tell
+    interrupted = False  # libfuse does not say
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._sent = threading.Event()
         self._data: Data | None = None
         self._errno = 0
 
     def data(self, data: Data) -> None:
         self._data = data
-        self._told.set()
+        self._sent.set()
 
     def error(self, number: int) -> None:
         self._errno = number
-        self._told.set()
+        self._sent.set()
 
     def wait(self) -> Data:
-        self._told.wait()
+        self._sent.wait()
         if self._data is None:
             raise FileSystemError(self._errno)
         return self._data
 
 
+class _Later:
+    """The `Later` of one read."""
+
+    thread = 0
+
+    def __init__(self) -> None:
+        self._reply: _Reply | None = None
+
+    def __call__(self) -> _Reply:
+        if self._reply is None:
+            self._reply = _Reply()
+        return self._reply
+
+
 class _Paths:
-    """Our operations by fusepy's names, each with a path; fusepy calls the object itself."""
+    """fusepy's operations, which take paths, by way of ours; fusepy calls the object itself."""
 
     use_ns = True
 
@@ -91,11 +105,11 @@ class _Paths:
         self._operations.destroy()
 
     def getattr(self, path: str, info: Any = None) -> dict[str, int]:
-        with self._found(path) as attr:
-            return _status(attr)
+        with self._walked(path) as attr:
+            return _stat_of(attr)
 
     def readlink(self, path: str) -> str:
-        with self._found(path) as attr:
+        with self._walked(path) as attr:
             return self._operations.readlink(attr.inode).decode(ENCODING)
 
     def opendir(self, path: str) -> int:
@@ -105,10 +119,10 @@ class _Paths:
         return 0
 
     def readdir(self, path: str, number: int) -> list[tuple[str, dict[str, int] | None, int]]:
-        with self._found(path) as attr:
+        with self._walked(path) as attr:
             entries = self._operations.readdir(attr.inode)
         named = [
-            (e.name.decode(ENCODING), _status(e.attr) if e.attr.mode else None, 0) for e in entries
+            (e.name.decode(ENCODING), _stat_of(e.attr) if e.attr.mode else None, 0) for e in entries
         ]
         return [(".", None, 0), ("..", None, 0), *named]
 
@@ -118,7 +132,7 @@ class _Paths:
         attr = self._walk(path)
         try:
             opened = self._operations.open(attr.inode, info.flags)
-        except BaseException:  # no handle, so the kernel never releases it
+        except BaseException:  # without a handle, libfuse sends no release
             self._forget(attr)
             raise
         info.fh = next(self._numbers)
@@ -128,13 +142,7 @@ class _Paths:
 
     def read(self, path: str, size: int, offset: int, info: Any) -> bytes:
         inode, handle = self._open[info.fh]
-        taken: list[_Parked] = []
-
-        def later() -> _Parked:
-            if not taken:
-                taken.append(_Parked())
-            return taken[0]
-
+        later = _Later()
         data = self._operations.read(inode, handle, offset, size, later)
         if data is None:
             data = later().wait()
@@ -171,25 +179,25 @@ class _Paths:
         }
 
     def getxattr(self, path: str, name: str, position: int = 0) -> bytes:
-        with self._found(path) as attr:
+        with self._walked(path) as attr:
             return self._operations.getxattr(attr.inode, name.encode(ENCODING))[position:]
 
     def listxattr(self, path: str) -> list[str]:
-        with self._found(path) as attr:
+        with self._walked(path) as attr:
             return [name.decode(ENCODING) for name in self._operations.listxattr(attr.inode)]
 
     def _walk(self, path: str) -> Attr:
-        """The attributes at a path; of its references only the last one is kept."""
+        """The attributes at a path; of the references on the way only the last one is kept."""
         attr: Attr | None = None
         for name in path.encode(ENCODING).split(b"/"):
             if not name:
                 continue
-            above = attr
+            parent = attr
             try:
-                attr = self._operations.lookup(above.inode if above else ROOT, name)
+                attr = self._operations.lookup(parent.inode if parent else ROOT, name)
             finally:
-                if above is not None:
-                    self._forget(above)
+                if parent is not None:
+                    self._forget(parent)
         return attr if attr is not None else self._operations.getattr(ROOT)
 
     def _forget(self, attr: Attr) -> None:
@@ -197,7 +205,8 @@ class _Paths:
             self._operations.forget(attr.inode, 1)
 
     @contextlib.contextmanager
-    def _found(self, path: str) -> Iterator[Attr]:
+    def _walked(self, path: str) -> Iterator[Attr]:
+        """`_walk` for the time of a block."""
         attr = self._walk(path)
         try:
             yield attr
@@ -205,7 +214,7 @@ class _Paths:
             self._forget(attr)
 
 
-def _status(attr: Attr) -> dict[str, int]:
+def _stat_of(attr: Attr) -> dict[str, int]:
     return {
         "st_ino": attr.inode,
         "st_mode": attr.mode,
@@ -245,7 +254,7 @@ def serve(
     options: MountOptions | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Mount and serve until somebody unmounts; `ready` is called once the mount is there.
+    """Mount and serve until it is unmounted; `ready` is called once the mount is there.
 
     Of the options it knows `allow_other`, `fsname`, `timeout_s`, `max_background` and
     `on_fault`; the mount is always read-only. SIGTERM and SIGINT unmount, when called from the

@@ -1,10 +1,14 @@
-"""What a file system must offer to be served: one small interface, known to every server."""
+"""What a file system must offer to be served: one interface, known to every server.
+
+An `Inode` is a node id of the kernel's FUSE protocol, a `Handle` its file handle (`fh`).
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, NewType, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, NamedTuple, NewType, Protocol
 
 Inode = NewType("Inode", int)
 Handle = NewType("Handle", int)
@@ -28,7 +32,10 @@ class Attr(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One name of a directory. `attr` of mode 0: who asks for more than the name has a `lookup`."""
+    """One name of a directory.
+
+    With an `attr` of mode 0 the kernel looks the name up when it needs more than the name.
+    """
 
     name: bytes
     attr: Attr
@@ -59,105 +66,152 @@ class Data(NamedTuple):
 
 
 class Reply(Protocol):
-    """The answer to a read that could not be given at once; exactly one call, from any thread."""
+    """The reply to a read that could not be answered at once: one call, from any thread."""
 
     def data(self, data: Data) -> None:
-        """Answer with bytes (fewer than asked only at the end of the file)."""
+        """Reply with bytes (fewer than asked only at the end of the file)."""
 
     def error(self, number: int) -> None:
-        """Answer with an errno, e.g. EIO."""
+        """Reply with an errno, e.g. EIO."""
 
     @property
     def interrupted(self) -> bool:
-        """True once the reader was killed or signalled and no longer wants the bytes."""
+        """True once the reader was killed and no longer wants the bytes."""
+
+
+class Later(Protocol):
+    """What `Operations.read` calls in order to reply after it has returned."""
+
+    def __call__(self) -> Reply:
+        """The reply to this read; always the same one."""
+
+    @property
+    def thread(self) -> int:
+        """The thread that reads, by its id in our PID namespace; 0 where it has none there."""
 
 
 class FileSystemError(OSError):
-    """Raised by operations: the errno is the answer to the kernel."""
+    """Raised by operations: the errno is the reply to the kernel."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, errno.errorcode.get(number, str(number)))
 
 
-class Operations(Protocol):
-    """A tree of files. Raise FileSystemError(errno) to refuse; called from several threads.
+class Operations(ABC):
+    """A tree of files that are read. Raise FileSystemError(errno) to refuse a request.
 
-    Inode numbers must mean the same in a process started later on the same tree, and `handle`
-    must be understood there too: after a crash another process answers for the same mount.
+    Called from several threads. Inode numbers and handles must mean the same in a process that
+    is started later on the same tree: after a crash it serves the same mount.
     """
 
-    def lookup(self, parent: Inode, name: bytes) -> Attr: ...
+    may_block: ClassVar[bool] = False
+    """Whether looking up, listing and opening files may wait for a network. Such requests are
+    answered by threads of their own, so that they keep no reader waiting."""
+    max_name_bytes: ClassVar[int] = 255
+    """The longest name of a file, as `statfs` reports it; Linux takes no longer one."""
 
+    @abstractmethod
+    def lookup(self, parent: Inode, name: bytes) -> Attr:
+        """The inode of a name. It gains a reference, which `forget` takes back."""
+
+    @abstractmethod
     def getattr(self, inode: Inode) -> Attr: ...
 
-    def readlink(self, inode: Inode) -> bytes: ...
+    def readlink(self, inode: Inode) -> bytes:
+        raise FileSystemError(errno.EINVAL)
 
+    @abstractmethod
     def readdir(self, inode: Inode) -> Sequence[Entry]:
         """All entries but `.` and `..`, always in the same order."""
 
+    @abstractmethod
     def open(self, inode: Inode, flags: int) -> Opened: ...
 
+    @abstractmethod
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
-        """Bytes at `offset`, or None after taking `later()`, through which they will be sent.
+        """Bytes at `offset`, or None after `later()` gave the reply by which they will be sent.
 
-        One view of bytes alone is the same as `Data((view,))`, and quicker for small reads.
+        One view alone means the same as `Data((view,))`, and is quicker for small reads.
         """
 
-    def release(self, inode: Inode, handle: Handle) -> None: ...
+    def release(self, inode: Inode, handle: Handle) -> None:
+        """The kernel closed a handle."""
 
+    @abstractmethod
     def statfs(self) -> tuple[int, int, int, int]:
         """Total bytes, free bytes, total files, free files."""
 
-    def getxattr(self, inode: Inode, name: bytes) -> bytes: ...
+    def getxattr(self, inode: Inode, name: bytes) -> bytes:
+        raise FileSystemError(errno.ENOTSUP)
 
-    def listxattr(self, inode: Inode) -> Sequence[bytes]: ...
+    def listxattr(self, inode: Inode) -> Sequence[bytes]:
+        return ()
+
+    def add_references(self, inodes: Iterable[Inode]) -> None:
+        """A listing gave the kernel a reference to each of these, as `lookup` does."""
 
     def forget(self, inode: Inode, count: int) -> None:
-        """The kernel dropped `count` references that `lookup` gave it."""
+        """The kernel dropped `count` references, which may be more than this process gave it."""
+
+    def before_unmount(self) -> None:
+        """The server ends: called before it unmounts, or after others have unmounted."""
 
     def destroy(self) -> None:
-        """The mount is gone."""
+        """The mount has ended: no request follows."""
 
 
-class WritableOperations(Operations, Protocol):
+class WritableOperations(Operations):
     """A tree whose files are written once, from start to end (a checkpoint being saved)."""
 
-    def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]: ...
+    @abstractmethod
+    def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
+        """Make a file and open it; its inode gains a reference, as by `lookup`."""
 
+    @abstractmethod
     def write(
         self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
-        """Take bytes at the end of what was written; any other offset is refused (ESPIPE).
+        """Append `data`; any offset but the end of what was written is refused (ESPIPE).
 
-        `owner` stands for the process that asks: the same number in `flush`; 0 = not known.
+        `owner` stands for the process that writes, as in `flush`; 0 = not known.
         """
 
     def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
-        """A descriptor was closed: errors of writing must be told now. `owner` as in `write`.
+        """A descriptor was closed, whose `close` reports errors of writing. `owner` as in `write`.
 
-        `thread` is who closes it, as our PID namespace knows it; 0 where it does not.
+        `thread` closes it, by its id in our PID namespace; 0 where it has none there.
         """
-
-    def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
-        """Room is wanted for bytes that will come; as fallocate(2)."""
 
     def fsync(self, inode: Inode, handle: Handle) -> None: ...
 
+    def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
+        """Room is wanted for bytes that will be written; as fallocate(2)."""
+        raise FileSystemError(errno.ENOSYS)
+
+    @abstractmethod
     def truncate(self, inode: Inode, size: int) -> Attr: ...
 
     def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
-        """Keep permission bits and the time of the last change; None = as it is."""
+        """Set the permission bits and the time of the last change; None = leave it as it is."""
+        raise FileSystemError(errno.EPERM)
 
-    def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr: ...
+    @abstractmethod
+    def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
+        """Make a directory; its inode gains a reference, as by `lookup`."""
 
-    def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr: ...
+    def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr:
+        """Make a symbolic link; its inode gains a reference, as by `lookup`."""
+        raise FileSystemError(errno.ENOSYS)
 
+    @abstractmethod
     def unlink(self, parent: Inode, name: bytes) -> None: ...
 
+    @abstractmethod
     def rmdir(self, parent: Inode, name: bytes) -> None: ...
 
+    @abstractmethod
     def rename(
         self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
     ) -> None: ...

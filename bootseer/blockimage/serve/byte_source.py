@@ -1,4 +1,4 @@
-"""What the front of an image is supplied with, and what it counts."""
+"""Where the bytes of an image's data file come from, and what its reads cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Touches(Protocol):
         """A program read these bytes of the data."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reads:
     """What reads of the data file cost so far.
 

@@ -1,9 +1,9 @@
 """The FUSE file system below a mounted block image: one file, `d`, with the image's data.
 
-EROFS reads it past the page cache (direct I/O), so every first touch of a page comes here: from
-hot frames in memory, or else through the fetcher. It opens the file once, when the image is
-mounted, and the kernel releases that handle when the last mount of the image is gone, in
-whatever namespace: then nobody needs the server any more.
+EROFS reads it past the page cache (direct I/O), so every first touch of a page comes here: it is
+answered from hot frames in memory, or else through the fetcher. EROFS opens the file once, when
+the image is mounted, and the kernel releases that handle when the last mount of the image has
+ended, in whatever namespace: then the server is not needed any more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.serve.byte_source import Bytes, Reads, Touches
 from bootseer.blockimage.serve.frames import Coming, Hot
 from bootseer.blocks.settings import Priority
@@ -26,9 +27,12 @@ from bootseer.fuse.operations import (
     FileSystemError,
     Handle,
     Inode,
+    Later,
     Opened,
+    Operations,
     Reply,
 )
+from bootseer.fuse.serve.pending_read import PendingRead
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Held
@@ -37,99 +41,128 @@ NAME = b"d"
 DATA = Inode(2)
 PAGE_BYTES = 4096
 WARMING = b"bootseer-warm"
-"""What threads of other processes that warm an image are called: their reads are no touches."""
-MOST_STRANGERS = 1 << 16
+"""The name of threads of other processes that warm an image: their reads are no touches."""
+MAX_OTHER_THREADS = 1 << 16
 _DIRECTORY, _FILE = 0o40700, 0o100400
 _NOTHING = memoryview(b"")
 
 
-class ImageFront:
-    """`Operations` of the data file.
+def _do_nothing() -> None: ...
 
-    Reads that come before `supply` was called wait for it. `released` is called, once, after
-    `keep` named the handle that EROFS holds and the kernel released it; `failed` hears of every
-    read that got EIO.
+
+class DataFile(Operations):
+    """`Operations` of the data file; reads wait for `supply`.
+
+    `on_release` is called, once, when the kernel has released the handle that EROFS holds (see
+    `set_mounted`), and `on_error` with the offset of every read that got EIO. `on_unmount` and
+    `on_end` are called before and after this process ends the FUSE mount. `is_announced` says
+    whether another process has announced that it reads a range ahead.
     """
 
     def __init__(
         self,
         *,
-        released: Callable[[], None],
-        failed: Callable[[int, BaseException], None],
-        next_handle: int = 1,
+        on_release: Callable[[], None],
+        on_error: Callable[[int, BaseException], None],
+        on_unmount: Callable[[], None] = _do_nothing,
+        on_end: Callable[[], None] = _do_nothing,
+        is_announced: Callable[[int, int], bool] = lambda _offset, _length: False,
     ) -> None:
-        self._released, self._failed = released, failed
+        self._on_release, self._on_error = on_release, on_error
+        self._on_unmount, self._on_end = on_unmount, on_end
+        self._is_announced = is_announced
         self._size_bytes = 0
-        self._bytes: Bytes | None = None
-        self._early: list[_Waiting] = []
+        self._source: Bytes | None = None
+        self._on_miss: Callable[[int], None] | None = None
+        self._early: list[_DataRead] = []
         self._lock = threading.Lock()
-        self._next_handle = next_handle
+        self._next_handle = 1
         self._open: set[int] = set()
-        self._kept = 0
-        self._gone = False
-        self._counts = [0] * 7
-        self.missed: Callable[[int], None] | None = None  # told where a program waits
-        self.cold_waits = 0  # programs that wait for blocks which no frame brings
-        self._strangers: set[int] = set()
-        self.warming: frozenset[int] = frozenset()  # threads whose reads are no touches
-        self.replayed_hot_is_warm = False  # where the reader's thread cannot be known
-        self.announced: Callable[[int, int], bool] | None = None  # there: what others read ahead
-        self.touches: Touches | None = None
+        self._erofs_handle = 0
+        self._behind_loop = False
+        self._released = False
+        self._reads = Reads()
+        self._cold_waits = 0
+        self._touches: Touches | None = None
+        self._warming_threads: frozenset[int] = frozenset()
+        self._other_threads: set[int] = set()
+        """Threads of other processes that are known not to warm."""
 
     # --- for the server --------------------------------------------------------------------
 
-    def size(self, data_bytes: int) -> None:
-        """Say how large the data is: needed before EROFS mounts it. Whole pages, for devices."""
+    def set_size(self, data_bytes: int) -> None:
+        """Set the size of the data, before EROFS mounts it. Whole pages, as a device needs."""
         self._size_bytes = -(-data_bytes // PAGE_BYTES) * PAGE_BYTES
 
-    def supply(self, source: Bytes) -> None:
-        """Say where the bytes come from; answers who waited for that."""
-        with self._lock:
-            self._bytes = source
-            early, self._early = self._early, []
-        for waiting in early:
-            waiting.resume()
+    def supply(self, source: Bytes, on_miss: Callable[[int], None] | None = None) -> None:
+        """Answer reads from `source` from now on, those that wait included.
 
-    def give_up(self, waited_s: float, error: BaseException) -> None:
-        """Fail who has waited so long for `supply`; the others go on waiting."""
+        `on_miss` is called with the offset of each read of a program that waits for blocks.
+        """
+        with self._lock:
+            self._source, self._on_miss = source, on_miss
+            early, self._early = self._early, []
+        for read in early:
+            read.resume()
+
+    def give_up(self, waited_s: float, error: Exception) -> None:
+        """Fail the reads that have waited so long for `supply`; the others go on waiting."""
         before_ns = time.monotonic_ns() - int(waited_s * 1e9)
         with self._lock:
-            late = [one for one in self._early if one.since_ns <= before_ns and one.parked]
-            self._early = [one for one in self._early if one not in late]
-        for waiting in late:
-            waiting.fail(error)
+            late = [read for read in self._early if read.began_ns <= before_ns and read.reply]
+            self._early = [read for read in self._early if read not in late]
+        for read in late:
+            if read.reply is not None:
+                read.fail(read.reply, error)
 
     @property
     def last_handle(self) -> int:
-        """What `d` was opened as last; 0 before."""
+        """The handle of the last opening of `d`; 0 before the first one."""
         return self._next_handle - 1
 
-    def keep(self, handle: int) -> None:
-        """EROFS holds this handle: its release is the end of the mount."""
+    def set_mounted(self, handle: int, *, behind_loop: bool) -> None:
+        """EROFS holds this handle, `behind_loop` through a loop device: its release is the end.
+
+        The thread of a read is the loop device's there, so that reads of what is hot, or
+        announced, count as warming.
+        """
         with self._lock:
-            self._kept = handle
-            over = handle < self._next_handle and handle not in self._open
-        if over:  # unmounted again already
+            self._erofs_handle, self._behind_loop = handle, behind_loop
+            is_over = handle < self._next_handle and handle not in self._open
+        if is_over:  # unmounted again already
             self._end()
 
-    def adopt(self, handle: int) -> None:
-        """Go on for a server that died: EROFS holds this handle, which was opened there."""
+    def take_over(self, handle: int, *, behind_loop: bool) -> None:
+        """As `set_mounted`, after a server that died: the handle was opened there."""
         with self._lock:
             self._open.add(handle)
         self._next_handle = handle + 1
-        self.keep(handle)
+        self.set_mounted(handle, behind_loop=behind_loop)
+
+    def record(self, touches: Touches) -> None:
+        """Report every read of a program to `touches` from now on."""
+        self._touches = touches
+
+    def set_warming_threads(self, threads: frozenset[int]) -> None:
+        """Reads of these threads are no touches."""
+        self._warming_threads = threads
 
     @property
     def reads(self) -> Reads:
         """The counters at this moment."""
         with self._lock:
-            return Reads(*self._counts)
+            return dataclasses.replace(self._reads)
+
+    @property
+    def cold_waits(self) -> int:
+        """How many programs wait for blocks that no frame brings."""
+        return self._cold_waits
 
     def _end(self) -> None:
         with self._lock:
-            gone, self._gone = self._gone, True
-        if not gone:
-            self._released()
+            released, self._released = self._released, True
+        if not released:
+            self._on_release()
 
     # --- Operations ------------------------------------------------------------------------
 
@@ -148,9 +181,6 @@ class ImageFront:
     def getattr(self, inode: Inode) -> Attr:
         return self._attr(inode)
 
-    def readlink(self, inode: Inode) -> bytes:
-        raise FileSystemError(errno.EINVAL)
-
     def readdir(self, inode: Inode) -> Sequence[Entry]:
         if inode != ROOT:
             raise FileSystemError(errno.ENOTDIR)
@@ -167,77 +197,77 @@ class ImageFront:
     def release(self, inode: Inode, handle: Handle) -> None:
         with self._lock:
             self._open.discard(handle)
-            over = handle == self._kept
-        if over:
+            is_over = handle == self._erofs_handle
+        if is_over:
             self._end()
 
     def statfs(self) -> tuple[int, int, int, int]:
         return self._size_bytes, 0, 1, 0
 
-    def getxattr(self, inode: Inode, name: bytes) -> bytes:
-        raise FileSystemError(errno.ENOTSUP)
-
-    def listxattr(self, inode: Inode) -> Sequence[bytes]:
-        return ()
-
-    def forget(self, inode: Inode, count: int) -> None:
-        """Both inodes live as long as the mount."""
+    def before_unmount(self) -> None:
+        self._on_unmount()
 
     def destroy(self) -> None:
-        source = self._bytes
+        source = self._source
         if source is not None:
             source.frames.close()
+        self._on_end()
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         if inode != DATA:
             raise FileSystemError(errno.EISDIR)
         length = min(size, self._size_bytes - offset)
         if length <= 0:
             return _NOTHING
-        warm = self._note(offset, length, later)
-        source = self._bytes
+        warms = self._count(offset, length, later)
+        source = self._source
         if source is not None and offset + length <= source.data_bytes:
             view = source.kept(offset, length)
             if view is not None:
                 return view
             pieces = source.frames.pieces(offset, length)
-            if len(pieces) == 1 and isinstance(pieces[0], Hot):  # what nearly every warm read is
+            if len(pieces) == 1 and isinstance(pieces[0], Hot):  # as nearly every warm read
                 return pieces[0].view
-        waiting = _Waiting(self, offset, length, warm=warm)
+        read = _DataRead(self, offset, length, warms=warms)
         try:
-            data = waiting.assemble()
+            data = read.collect()
         except Exception as error:  # whatever it is, this read fails and the mount goes on
-            raise self._refusal(offset, error) from error
+            raise FileSystemError(self._refuse(offset, error)) from error
         if data is None:
-            waiting.park(later())
+            read.reply_by(later())
         return data
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _note(self, offset: int, length: int, later: Callable[[], Reply]) -> bool:
-        """Count a read and record it, unless it is our own warming's: then True."""
-        warm = False
-        if self.warming or self.touches is not None:  # else it is all one who reads
-            thread = getattr(later, "thread", 0)
-            warm = thread in self.warming or (self.touches is not None and self._named(thread))
-        if not warm and self.replayed_hot_is_warm:
-            source = self._bytes
-            warm = (source is not None and source.frames.covers(offset, length)) or (
-                self.announced is not None and self.announced(offset, length)
+    def _count(self, offset: int, length: int, later: Later) -> bool:
+        """Count a read, and record it as a touch unless it warms; whether it does."""
+        touches, warms = self._touches, False
+        if self._warming_threads or touches is not None:  # else it makes no difference
+            thread = later.thread
+            warms = thread in self._warming_threads or (
+                touches is not None and self._warms_by_name(thread)
             )
-        touches, counts, first = self.touches, self._counts, 4 if warm else 0
+        if not warms and self._behind_loop:
+            source = self._source
+            is_hot = source is not None and source.frames.covers(offset, length)
+            warms = is_hot or self._is_announced(offset, length)
+        reads = self._reads
         with self._lock:
-            counts[first] += 1
-            counts[first + 1] += length
-        if touches is not None and not warm:
+            if warms:
+                reads.warm_reads += 1
+                reads.warm_bytes += length
+            else:
+                reads.reads += 1
+                reads.bytes += length
+        if touches is not None and not warms:
             touches.touch(offset, length)
-        return warm
+        return warms
 
-    def _named(self, thread: int) -> bool:
-        """Whether a thread of another process of ours warms, by its name; asked once a thread."""
-        if thread in self._strangers or len(self._strangers) >= MOST_STRANGERS:
+    def _warms_by_name(self, thread: int) -> bool:
+        """Whether a thread of another process of ours warms; its name is read once."""
+        if thread in self._other_threads or len(self._other_threads) >= MAX_OTHER_THREADS:
             return False
         try:
             with open(f"/proc/{thread}/comm", "rb") as file:
@@ -245,59 +275,54 @@ class ImageFront:
         except OSError:
             warms = False
         if not warms:
-            self._strangers.add(thread)
+            self._other_threads.add(thread)
         return warms
 
-    def _await_supply(self, waiting: _Waiting) -> Bytes | None:
+    def _await_supply(self, read: _DataRead) -> Bytes | None:
+        """The source; None = `read` is resumed once there is one."""
         with self._lock:
-            if self._bytes is None:
-                self._early.append(waiting)
-            return self._bytes
+            if self._source is None:
+                self._early.append(read)
+            return self._source
 
-    def _cold(self, more: int) -> None:
+    def _begin_cold_wait(self, offset: int) -> None:
         with self._lock:
-            self.cold_waits += more
+            self._cold_waits += 1
+        if self._on_miss is not None:
+            self._on_miss(offset)
 
-    def _waited(self, since_ns: int) -> None:
+    def _end_cold_wait(self) -> None:
         with self._lock:
-            self._counts[2] += 1
-            self._counts[3] += time.monotonic_ns() - since_ns
+            self._cold_waits -= 1
 
-    def _refusal(self, offset: int, error: BaseException) -> FileSystemError:
+    def _count_wait(self, began_ns: int) -> None:
         with self._lock:
-            self._counts[6] += 1
-        self._failed(offset, error)
-        return FileSystemError(errno.EIO)
+            self._reads.waits += 1
+            self._reads.blocked_ns += time.monotonic_ns() - began_ns
+
+    def _refuse(self, offset: int, error: BaseException) -> int:
+        """Count and report a read that failed; returns its errno."""
+        with self._lock:
+            self._reads.failed += 1
+        self._on_error(offset, error)
+        return errno.EIO
 
 
-class _Waiting:
-    """A read whose bytes are not all there yet."""
+class _DataRead(PendingRead):
+    """A read whose bytes are not all in memory yet."""
 
-    __slots__ = (
-        "_cold",
-        "_done",
-        "_front",
-        "_length",
-        "_lock",
-        "_offset",
-        "_reply",
-        "_there",
-        "_warm",
-        "since_ns",
-    )
+    __slots__ = ("_file", "_finished", "_is_cold", "_length", "_offset", "_warms", "began_ns")
 
-    def __init__(self, front: ImageFront, offset: int, length: int, *, warm: bool) -> None:
-        self._front, self._warm = front, warm
+    def __init__(self, file: DataFile, offset: int, length: int, *, warms: bool) -> None:
+        super().__init__()
+        self._file, self._warms = file, warms
         self._offset, self._length = offset, length
-        self._lock = threading.Lock()
-        self._reply: Reply | None = None
-        self._there = self._cold = self._done = False
-        self.since_ns = time.monotonic_ns()
+        self._is_cold = self._finished = False
+        self.began_ns = time.monotonic_ns()
 
-    def assemble(self) -> Data | None:
-        """The bytes, or None when `resume` will be called once there may be more of them."""
+    def collect(self) -> Data | None:
         while True:
-            source = self._front._await_supply(self)
+            source = self._file._source or self._file._await_supply(self)
             if source is None:
                 return None
             length = min(self._length, source.data_bytes - self._offset)
@@ -308,7 +333,7 @@ class _Waiting:
                 return None
         views: list[Buffer] = []
         held: list[Held] = []
-        priority = Priority.HOT if self._warm else Priority.DEMAND
+        priority = Priority.HOT if self._warms else Priority.DEMAND
         try:
             for piece in pieces:
                 if isinstance(piece, Hot):
@@ -321,7 +346,7 @@ class _Waiting:
                     return None
                 held.append(part)
                 views += part.views
-        except BaseException:  # no reply will let go of these
+        except BaseException:  # no reply will release these
             _release(held)
             raise
         if length < self._length:
@@ -329,63 +354,27 @@ class _Waiting:
         return Data(views, (lambda: _release(held)) if held else None)
 
     def _now_cold(self) -> None:
-        with self._lock:  # another thread may have answered since
-            news = not (self._cold or self._warm or self._done)
-            self._cold |= news
-            if news:
-                self._front._cold(1)
-        missed = self._front.missed
-        if news and missed is not None:
-            missed(self._offset)
+        with self._lock:  # another thread may have replied since
+            begins = not (self._is_cold or self._warms or self._finished)
+            self._is_cold |= begins
+        if begins:
+            self._file._begin_cold_wait(self._offset)
 
-    @property
-    def parked(self) -> bool:
-        """Whether it can be answered by `fail`."""
-        return self._reply is not None
+    def _finish(self) -> None:
+        with self._lock:
+            self._finished = True
+        if self._is_cold:
+            self._file._end_cold_wait()
 
-    def fail(self, error: BaseException) -> None:
-        """Answer with an input/output error: nobody will call `resume`."""
-        with self._lock:
-            reply, self._done = self._reply, True
-        if reply is not None:
-            reply.error(self._front._refusal(self._offset, error).errno or errno.EIO)
+    def send(self, reply: Reply, data: Data) -> None:
+        self._finish()
+        if not self._warms:
+            self._file._count_wait(self.began_ns)
+        reply.data(data)
 
-    def resume(self) -> None:
-        """Try again; from any thread."""
-        with self._lock:
-            self._there = True
-            reply = self._reply
-        if reply is not None:
-            self._collect(reply)
-
-    def park(self, reply: Reply) -> None:
-        """Answer later."""
-        with self._lock:
-            self._reply = reply
-            there = self._there
-        if there:
-            self._collect(reply)
-
-    def _collect(self, reply: Reply) -> None:
-        front = self._front
-        with self._lock:
-            self._there = False
-        try:
-            data = self.assemble()
-        except Exception as error:  # whatever it is, the reader must not wait for ever
-            data = None
-            reply.error(front._refusal(self._offset, error).errno or errno.EIO)
-        else:
-            if data is None:
-                return
-        with self._lock:
-            self._done = True
-            if self._cold:
-                front._cold(-1)
-        if data is not None:
-            if not self._warm:
-                front._waited(self.since_ns)
-            reply.data(data)
+    def fail(self, reply: Reply, error: Exception) -> None:
+        reply.error(self._file._refuse(self._offset, error))
+        self._finish()
 
 
 def _release(held: list[Held]) -> None:

@@ -1,6 +1,6 @@
 """Serving a mounted block image: hot frames first, demand beside them, the rest when idle.
 
-The order at a start: the front answers, EROFS is mounted over it, and the caller is told. Only
+The order at a start: the data file answers, EROFS is mounted over it, and the caller is told. Only
 then are the index and the block table read; what is asked for meanwhile waits some milliseconds.
 The receiving thread takes frames from the pack's stream, answers who waits for them, and hands
 them to the warmer. While somebody waits for a cold block the stream stands still: demand has the
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.pack_format import EMPTY, Frame, Index, open_frame_into
 from bootseer.blockimage.serve.byte_source import Bytes, Reads
-from bootseer.blockimage.serve.data_file import ImageFront
+from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
 from bootseer.blockimage.serve.frames import Frames
 from bootseer.blockimage.serve.huge_pages import Arena
@@ -66,18 +66,19 @@ class ServeSettings:
 
 
 class ImageServer:
-    """One image behind one front. `say` is told of faults that readers do not see."""
+    """One image behind its data file. `say` is told of faults that readers do not see."""
 
     def __init__(
         self,
         image: BlockImage,
-        front: ImageFront,
+        file: DataFile,
         settings: ServeSettings,
         *,
         say: Say,
         hot_done: Callable[[], None] | None = None,
     ) -> None:
-        self.image, self.front, self.settings = image, front, settings
+        self.image, self.settings = image, settings
+        self._file = file
         self._say, self._hot_done = say, hot_done
         self._lock = threading.Lock()
         self._fetcher: Fetcher | None = None
@@ -95,21 +96,20 @@ class ImageServer:
         self._arena = Arena()
         self._pulse = 0  # changes with each piece of the stream
         self.hot_bytes = self.hot_frames = 0  # stored bytes of frames that arrived; how many
-        front.size(image.data_bytes)
+        file.set_size(image.data_bytes)
 
-    def mount(self, front_dir: str, target: str) -> erofs_mount.Erofs:
-        """Mount the image at `target`; the front must answer at `front_dir`. Raises as there."""
-        found = erofs_mount.mount_erofs(
-            self.image.meta_path, f"{front_dir}/{NAME}", target, loop=self.settings.loop
+    def mount(self, directory: str, target: str) -> erofs_mount.Erofs:
+        """Mount the image at `target`; its data file must answer in `directory`."""
+        mounted = erofs_mount.mount_erofs(
+            self.image.meta_path, f"{directory}/{NAME}", target, loop=self.settings.loop
         )
-        self.front.keep(self.front.last_handle)
-        self.adopt(found.loop, found.bdis)
-        return found
+        self._file.set_mounted(self._file.last_handle, behind_loop=mounted.loop)
+        self.adopt(mounted.bdis)
+        return mounted
 
-    def adopt(self, loop: bool, bdis: tuple[str, ...]) -> None:
+    def adopt(self, bdis: tuple[str, ...]) -> None:
         """Go on with what is mounted, by this server or one before it: see `Erofs`."""
         self._bdis = bdis
-        self.front.replayed_hot_is_warm = loop
 
     def begin(self, target: str, *, recorded: bool = False) -> None:
         """Let bytes come: reads the index, replays the hot set through `target`, then fills.
@@ -128,7 +128,7 @@ class ImageServer:
         supply = Bytes(self.image.data_bytes, frames, self.opened)
         supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
         self._supply = supply
-        self.front.supply(supply)
+        self._file.supply(supply, self._on_miss)
         self._thread(lambda: self._run(index), "image-hot")
 
     def opened(self) -> tuple[Fetcher, BlockSource]:
@@ -165,7 +165,7 @@ class ImageServer:
     @property
     def reads(self) -> Reads:
         """What reads cost so far."""
-        return self.front.reads
+        return self._file.reads
 
     def fetched(self) -> Counters:
         """What the fetcher has brought so far."""
@@ -215,7 +215,7 @@ class ImageServer:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
         made = page_cache_warmer.Warmer(root, index, frames.warmed, finished=self._all_warmed)
-        self.front.warming = made.thread_ids
+        self._file.set_warming_threads(made.thread_ids)
         self._warmer = made
 
     def _all_warmed(self) -> None:
@@ -223,7 +223,7 @@ class ImageServer:
 
         def free() -> None:
             time.sleep(WARMED_STAY_S)
-            self.front.warming = frozenset()  # the system gives those numbers to others
+            self._file.set_warming_threads(frozenset())  # the system gives these ids to others
             if self._frames is not None:
                 self._frames.drop_warmed()
 
@@ -316,7 +316,7 @@ class ImageServer:
 
     def _yield_to_demand(self) -> None:
         for _ in range(DEMAND_PAUSES):
-            if not self.front.cold_waits or self._closed:
+            if not self._file.cold_waits or self._closed:
                 return
             time.sleep(DEMAND_PAUSE_S)
 
@@ -327,13 +327,13 @@ class ImageServer:
         fetcher, source = self.opened()
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
         whole = self._whole = WholeFetch(fetcher, source, index.fetch, most_bytes=most)
-        self.front.missed = whole.missed
-        try:
-            whole.run()
-        finally:
-            self.front.missed = None
+        whole.run()
         if whole.failed:
             self._say("replay", f"the hot set was not replayed whole: {whole.failed}")
+
+    def _on_miss(self, offset: int) -> None:
+        if self._whole is not None:
+            self._whole.missed(offset)
 
     def _start_fill(self) -> None:
         if self._closed or not self.settings.cache_dir:
@@ -366,8 +366,8 @@ class ImageServer:
         return self._seal(source, self._fill.quiet)
 
     def _activity(self) -> Activity:
-        reads = self.front.reads
-        return Activity(reads.reads + reads.warm_reads, self.front.cold_waits)
+        reads = self._file.reads
+        return Activity(reads.reads + reads.warm_reads, self._file.cold_waits)
 
     def _seal(self, source: BlockSource, quiet: Callable[[], bool]) -> bool:
         """Make sure that the next mount may read the cache's file itself."""

@@ -1,4 +1,4 @@
-"""One mounted `/dev/fuse` descriptor, shared by threads that may outlive the mount."""
+"""The `/dev/fuse` descriptor of a mount, shared by threads that may outlive the mount."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import errno
 import os
 import threading
 
-from bootseer.fuse.mount.mount_point import has_ended
-
 
 class Device:
-    """`with device as fd:` may write to it; `close` waits for who does.
+    """`with device as descriptor:` may write to it; `close` waits for these blocks to end.
 
-    Without this, a late answer could be written into whatever file got the number next.
+    Without this, a late reply could be written into another file that was given the same number.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -34,16 +32,8 @@ class Device:
             if self._closed:
                 self._changed.notify_all()
 
-    def ended(self) -> bool:
-        """Whether its mount is over; after `close` it may be."""
-        try:
-            with self as descriptor:
-                return has_ended(descriptor)
-        except OSError:
-            return True
-
     def close(self) -> None:
-        """No later use; twice is safe."""
+        """No use after this; twice is safe."""
         with self._changed:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""Getting a mounted `/dev/fuse` descriptor, by whichever way this machine and user allow."""
+"""Mounting: a `/dev/fuse` descriptor, in the way that this machine and user allow."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ DEVICE = "/dev/fuse"
 
 
 def open_mount(mountpoint: str, options: MountOptions) -> int:
-    """Mount there and return the descriptor to serve (the caller's to close).
+    """Mount and return the descriptor to serve, which the caller closes.
 
     `mountpoint` is a directory; or `/dev/fd/N`, a descriptor that a privileged parent mounted
     and left open; or `unix:PATH`, a socket over which it sends one (SCM_RIGHTS). A stale mount
     of ours, left by a server that crashed, is replaced. Raises NotFoundError, UsageError,
-    BusyError (something serves there already), AccessDeniedError and NotSupportedError.
+    BusyError (a mount of ours is served there), AccessDeniedError and NotSupportedError.
     """
     if mountpoint.startswith("/dev/fd/"):
-        return _inherited(mountpoint)
+        return _check_inherited(mountpoint)
     if mountpoint.startswith("unix:"):
         return receive_descriptor(mountpoint.removeprefix("unix:"))
     clear_stale(mountpoint)
@@ -57,7 +57,7 @@ def open_mount(mountpoint: str, options: MountOptions) -> int:
     return mount(mountpoint, options)
 
 
-def _inherited(mountpoint: str) -> int:
+def _check_inherited(mountpoint: str) -> int:
     number = mountpoint.removeprefix("/dev/fd/")
     if not number.isdigit():
         raise UsageError(f"{mountpoint} names no descriptor; write /dev/fd/N with a number")
@@ -74,26 +74,19 @@ def _inherited(mountpoint: str) -> int:
 
 
 def receive_descriptor(path: str, timeout_s: float = 30.0) -> int:
-    """Connect to the Unix socket `path` and take one mounted descriptor from it."""
-    import socket  # milliseconds, which a mount by root shall not wait for
+    """Connect to the Unix socket `path` and receive one mounted descriptor from it."""
+    import socket  # takes milliseconds, and a mount by root does without
 
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(timeout_s)
             link.connect(path)
-            return _take_descriptor(link)
+            return _receive(link)
     except OSError as error:
         raise from_os_error(error, f"receive a mounted {DEVICE} from the socket {path}") from error
 
 
-def send_descriptor(link: socket.socket, descriptor: int) -> None:
-    """The other side of `receive_descriptor`, on a connected Unix socket."""
-    import socket
-
-    socket.send_fds(link, [b"\0"], [descriptor])
-
-
-def _take_descriptor(link: socket.socket) -> int:
+def _receive(link: socket.socket) -> int:
     """One descriptor, closed on exec from the start; socket.recv_fds cannot ask for that."""
     import socket
 
@@ -151,7 +144,7 @@ def _mount_by_helper(mountpoint: str, options: MountOptions) -> int:
     """Mount through the setuid `fusermount3`, which sends the descriptor back."""
     import socket
 
-    os.close(open_device())  # its own message says less than ours
+    os.close(open_device())  # for our error message, as that of fusermount3 says less
     words = [_data(options), f"fsname={options.fsname}", "subtype=bootseer", "nosuid", "nodev"]
     words += ["ro"] * options.read_only
     ours, theirs = socket.socketpair()
@@ -162,19 +155,19 @@ def _mount_by_helper(mountpoint: str, options: MountOptions) -> int:
             environment={"_FUSE_COMMFD": str(theirs.fileno())},
         )
         if done.returncode:
-            raise _refused(mountpoint, done.stderr.strip())
+            raise _refusal(mountpoint, done.stderr.strip())
         ours.settimeout(FUSERMOUNT_S)
         try:
-            return _take_descriptor(ours)
+            return _receive(ours)
         except OSError as error:
             raise from_os_error(error, f"take the descriptor of {mountpoint}") from error
 
 
-def _refused(mountpoint: str, said: str) -> BootseerError:
+def _refusal(mountpoint: str, message: str) -> BootseerError:
     hint = "allow it, pass a mounted descriptor as /dev/fd/N, or " + OTHER_WAYS
-    if "allow_other" in said:
+    if "allow_other" in message:
         hint = "put user_allow_other in /etc/fuse.conf, or mount without allow_other"
-    elif "ermitted" in said and own_status("NoNewPrivs") == "1":
+    elif "ermitted" in message and own_status("NoNewPrivs") == "1":
         hint = "this process has no_new_privs: pass a mounted descriptor as /dev/fd/N, or "
         hint += OTHER_WAYS
-    return AccessDeniedError(f"fusermount3 did not mount at {mountpoint} ({said}): {hint}")
+    return AccessDeniedError(f"fusermount3 did not mount at {mountpoint} ({message}): {hint}")

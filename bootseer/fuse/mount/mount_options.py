@@ -1,4 +1,4 @@
-"""How a file system is mounted and served; the one place of these defaults."""
+"""How a file system is mounted and served, with the defaults."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ class MountOptions:
     """Settings of one mount.
 
     `allow_other` lets other users in (a plain user needs `user_allow_other` in /etc/fuse.conf).
-    `threads` receive requests and answer reads; `slow_threads` at most run what may wait for a
-    network (writing, and what the operations name in `slow`). `timeout_s` is how long the kernel
-    may keep names and attributes. `passthrough` lets the kernel read `Opened.backing_fd` itself
-    (needs CAP_SYS_ADMIN); the mount then counts as one more layer of stacked file systems, of
-    which Linux allows two, so leave it off below an EROFS image that an overlay covers.
-    `on_fault` hears of each kind of internal fault once, beside the event `fuse.fault`.
+    `threads` receive requests and reply to reads; at most `slow_threads` more run what may wait
+    for a network (writing, and what `Operations.may_block` covers). `timeout_s` is how long the
+    kernel may cache names and attributes. `passthrough` lets the kernel read
+    `Opened.backing_fd` itself (needs CAP_SYS_ADMIN); the mount then counts as one more layer of
+    stacked file systems, of which Linux allows two, so leave it off below an EROFS image that an
+    overlay covers. `on_fault` is called once for each kind of internal fault, which is also
+    reported as an event `fuse.fault`.
     """
 
     read_only: bool = True

@@ -1,4 +1,4 @@
-"""Finding and unmounting mounts; nothing here looks into one, but for one probe."""
+"""Finding and unmounting mounts. Only `_answers` asks the server of a mount anything."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _MOST_LINKS = 40  # as the kernel
 
 def find_mount(mountpoint: str) -> Mounted | None:
     """What is mounted exactly at `mountpoint`; links are followed, what is mounted not touched."""
-    return _look(mountpoint)[1]
+    return _resolve(mountpoint)[1]
 
 
-def _look(mountpoint: str) -> tuple[str, Mounted | None]:
-    """The place that a name stands for, and what is mounted there.
+def _resolve(mountpoint: str) -> tuple[str, Mounted | None]:
+    """The path that a name leads to, and what is mounted there.
 
-    The last part of a name is looked at only when nothing is mounted there, which makes this
-    differ from `os.path.realpath`: a mount whose server stands still would never answer.
+    Unlike `os.path.realpath` it does not follow the last part of a name where something is
+    mounted: a mount whose server hangs would never answer.
     """
     mounts = {mounted.target: mounted for mounted in all_mounts()}  # the last one is on top
     path = mountpoint
@@ -60,7 +60,7 @@ def _look(mountpoint: str) -> tuple[str, Mounted | None]:
         try:
             path = os.path.join(parent, os.readlink(path))
         except OSError:
-            break  # no link, or nothing that can be looked at
+            break  # no link, or not to be read
     return path, mounts.get(path)
 
 
@@ -70,16 +70,13 @@ def can_mount() -> bool:
 
 
 def is_passed(mountpoint: str) -> bool:
-    """Whether somebody else mounted, and so unmounts."""
+    """Whether another process mounted, and so unmounts."""
     return mountpoint.startswith(("/dev/fd/", "unix:"))
 
 
 def absolute(mountpoint: str) -> str:
-    """The place itself, whatever links lead there and wherever the process goes.
-
-    Passed descriptors stay as they are.
-    """
-    return mountpoint if is_passed(mountpoint) else _look(mountpoint)[0]
+    """The absolute path without symbolic links; passed descriptors stay as they are."""
+    return mountpoint if is_passed(mountpoint) else _resolve(mountpoint)[0]
 
 
 def run_helper(
@@ -116,8 +113,9 @@ def run_helper(
 def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> None:
     """Unmount, as root or through fusermount3. Raises BusyError while files are open there.
 
-    `lazily` takes the name away now and the rest when its last file is closed; `force` also
-    ends the connection, so that who waits gets ECONNABORTED. NotFoundError: nothing is there.
+    `lazily` removes the name now and the rest when its last file is closed; `force` also ends
+    the connection, so that pending requests fail with ECONNABORTED. NotFoundError: nothing is
+    mounted there.
     """
     mountpoint = absolute(mountpoint)
     if can_mount():
@@ -144,12 +142,12 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
 
 
 def clear_stale(mountpoint: str) -> None:
-    """Unmount what a crashed server of ours left at `mountpoint`; anything else is left alone.
+    """Unmount what a crashed server of ours left at `mountpoint`, and nothing else.
 
-    Raises BusyError when a living mount of ours is there.
+    Raises BusyError when a mount of ours is served there.
     """
-    found = find_mount(mountpoint)
-    if found is None or found.kind != KIND:
+    mounted = find_mount(mountpoint)
+    if mounted is None or mounted.kind != KIND:
         return
     if _answers(mountpoint):
         raise BusyError(f"{mountpoint} is mounted already; unmount it first")
@@ -157,10 +155,10 @@ def clear_stale(mountpoint: str) -> None:
 
 
 def _answers(mountpoint: str) -> bool:
-    """Whether a server stands behind the mount; one that says nothing for 2 s counts too.
+    """Whether the mount has a server; one that is silent for 2 s counts as one.
 
-    By statvfs, the one question whose answer the kernel does not keep; in a thread of its own,
-    as the call cannot be given up and that server may be stopped.
+    By statvfs, whose answer the kernel never caches; in a thread of its own, as the call cannot
+    be interrupted and that server may be stopped.
     """
     dead: list[bool] = []
 
@@ -177,11 +175,11 @@ def _answers(mountpoint: str) -> bool:
 
 
 def has_ended(descriptor: int) -> bool:
-    """Whether the mount of a `/dev/fuse` descriptor is over (Linux: fs/fuse/dev.c, fuse_dev_poll).
+    """Whether the mount of a `/dev/fuse` descriptor has ended (fuse_dev_poll in fs/fuse/dev.c).
 
-    One that lost its name while files are open is not.
+    One that lost its name while files are open has not.
     """
-    import select  # in the standard library of every server, and of nobody who only looks
+    import select  # callers that only look at mounts do without
 
     watched = select.poll()
     watched.register(descriptor, 0)
@@ -189,21 +187,26 @@ def has_ended(descriptor: int) -> bool:
 
 
 class MountPoint:
-    """One mount of ours, known by its device number and source: whatever is put there later stays.
+    """One mount of ours, known by its device number and source, whatever is mounted there later.
 
-    While the mount lives its number is nobody else's. Once `ended` says that it is over, the
-    kernel may have given the number to the next one, which may be a server's like ours: then only
-    what nobody answers is taken for ours. A passed descriptor is somebody else's to unmount: every
-    method does nothing for it.
+    While the mount lives no other has its number. Once `ended` says that it is over, the kernel
+    may have given the number to the next mount, which may be another server's: from then on only
+    a mount whose server does not answer is taken for ours. A passed descriptor is unmounted by
+    the process that mounted it: for one, every method does nothing.
     """
 
-    def __init__(self, target: str, ended: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, target: str, device: str, source: str, ended: Callable[[], bool]) -> None:
         self.target = target
+        self._device, self._source = device, source
         self._ended = ended
-        found = None if is_passed(target) else find_mount(target)
-        self._device, self._source = "", ""
-        if found is not None and found.kind == KIND:
-            self._device, self._source = found.device, found.source
+
+    @classmethod
+    def find(cls, target: str, ended: Callable[[], bool] = lambda: False) -> MountPoint:
+        """The mount of ours that is at `target` now; see `present` for whether there is one."""
+        mounted = None if is_passed(target) else find_mount(target)
+        if mounted is None or mounted.kind != KIND:
+            return cls(target, "", "", ended)
+        return cls(target, mounted.device, mounted.source, ended)
 
     @property
     def present(self) -> bool:
@@ -211,28 +214,28 @@ class MountPoint:
         if not self._device:
             return False
         over = self._ended()  # asked first: what is found while it is not over is ours
-        found = find_mount(self.target)
+        mounted = find_mount(self.target)
         ours = (self._device, KIND, self._source)
-        if found is None or (found.device, found.kind, found.source) != ours:
+        if mounted is None or (mounted.device, mounted.kind, mounted.source) != ours:
             return False
         return not (over and _answers(self.target))
 
     def unmount(self, *, lazily: bool = False, force: bool = False) -> None:
-        """See `unmount`. Raises BusyError and the like; a mount that is gone is fine."""
+        """See `unmount`. Raises BusyError and the like, but not where it is unmounted already."""
         if self.present:
             with contextlib.suppress(NotFoundError):
                 unmount(self.target, lazily=lazily, force=force)
 
     def abandon(self) -> None:
-        """Nobody serves any more: end the connection, so that readers fail instead of waiting."""
+        """No server answers any more: end the connection, so that readers fail and do not wait."""
         with contextlib.suppress(BootseerError):
             self.unmount(lazily=True, force=True)
 
     def set_read_ahead(self, kib: int) -> None:
-        """Raise the kernel's read-ahead, once INIT is answered (which caps it at 128 KiB).
+        """Raise the kernel's read-ahead after INIT, which caps it at 128 KiB.
 
-        Without the privilege, or for a passed descriptor, it stays as it is: cold reads are
-        slower then, nothing else.
+        Without the privilege, or for a passed descriptor, it stays as it is, and cold reads are
+        slower.
         """
         with contextlib.suppress(OSError):
             if self.present:

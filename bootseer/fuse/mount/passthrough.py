@@ -1,4 +1,4 @@
-"""Files that the kernel reads by itself (FUSE passthrough, Linux 6.9 and newer)."""
+"""Files that the kernel reads from a backing file itself (passthrough, Linux 6.9 and newer)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _FIRST_KERNEL = (6, 9)
 
 
 def is_supported() -> bool:
-    """Whether this kernel is new enough; it may refuse all the same."""
+    """Whether this kernel is new enough; it may still refuse a file."""
     numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_KERNEL
 
 
 class OpenInodes:
-    """How each open inode is open: its backing id (0 = read by us) and its number of handles.
+    """The backing id (0 = served by us) and the number of handles of each open inode.
 
-    In memory that the next server of the same mount shares: the handles outlive the server.
-    One writer at a time.
+    In memory that the next server of the mount shares, as the handles outlive a server. One
+    writer at a time.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class OpenInodes:
         self._used = 0
 
     def take_over(self) -> None:
-        """Read what the server before this one left."""
+        """Read the entries of the server before this one."""
         self._slots, self._free, self._used = {}, [], 0
         for slot, (inode, _, handles) in enumerate(_SLOT.iter_unpack(self._memory)):
             if handles:
@@ -51,7 +51,7 @@ class OpenInodes:
 
     @property
     def full(self) -> bool:
-        """No further inode can be added."""
+        """Whether no further inode can be added."""
         return not self._free and self._used == _SLOTS
 
     def get(self, inode: Inode) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class OpenInodes:
         return backing_id, handles
 
     def set(self, inode: Inode, backing_id: int, handles: int) -> None:
-        """Note a change; no handles = the inode is closed."""
+        """Record an inode's state; no handles = it is closed."""
         slot = self._slots.get(inode)
         if slot is None:
             if self._free:
@@ -77,10 +77,10 @@ class OpenInodes:
 
 
 class Backings:
-    """Registers backing files, and keeps the kernel's rule of one way of access for each inode.
+    """Registers backing files, by the kernel's rule of one way of access for each inode.
 
-    While an inode is open by passthrough, each further opening of it must use the same backing
-    file; while it is open otherwise, passthrough must wait until it was closed.
+    While an inode is open by passthrough, each further opening must use the same backing file;
+    while it is open otherwise, passthrough must wait until it has been closed.
     """
 
     def __init__(self, device: int, inodes: OpenInodes | None, faults: Faults) -> None:
@@ -90,7 +90,7 @@ class Backings:
         self._lock = threading.Lock()
 
     def opened(self, inode: Inode, opened: Opened) -> int:
-        """The backing id of this opening, 0 when we are to read it."""
+        """The backing id of this opening; 0 when it is served by us."""
         inodes = self._inodes
         if inodes is None:
             return 0
@@ -98,7 +98,7 @@ class Backings:
             backing_id, handles = inodes.get(inode)
             if not handles:
                 if inodes.full:
-                    self._inodes = None  # what cannot be counted cannot be kept apart
+                    self._inodes = None  # without counting, the rule cannot be kept
                     self._faults.say("passthrough", f"more than {_SLOTS} files are open: it ends")
                     return 0
                 if opened.backing_fd >= 0:
@@ -120,12 +120,12 @@ class Backings:
                 self._unregister(backing_id)
 
     def _register(self, descriptor: int) -> int:
-        """0 = the kernel will not; it is said once, and the file is served as any other."""
+        """The backing id; 0 = refused, which is reported once, and the file is served by us."""
         request = bytearray(replies.BACKING_MAP.pack(descriptor, 0, 0))
         try:
             return int(fcntl.ioctl(self._device, replies.BACKING_OPEN, request))
         except OSError as error:
-            if error.errno != errno.ELOOP:  # the file lies on stacked file systems already
+            if error.errno != errno.ELOOP:  # the file is on stacked file systems already
                 self._faults.failed("passthrough", error)
             return 0
 

@@ -19,12 +19,12 @@ MINOR = 41
 """The newest minor version whose structures we know."""
 
 
-class WireError(ValueError):
-    """A request that is not of the protocol: cut short, or lying about its length."""
+class ProtocolError(ValueError):
+    """A request that breaks the protocol: cut short, or of another length than it says."""
 
 
 class Opcode(IntEnum):
-    """Requests that we answer by more than ENOSYS."""
+    """Requests that get another reply than ENOSYS."""
 
     LOOKUP = 1
     FORGET = 2
@@ -54,7 +54,6 @@ class Opcode(IntEnum):
     READDIR = 28
     RELEASEDIR = 29
     FSYNCDIR = 30
-    ACCESS = 34
     CREATE = 35
     INTERRUPT = 36
     DESTROY = 38
@@ -68,7 +67,7 @@ class Opcode(IntEnum):
 class Layout:
     """One C structure: its fields as "name:code …", codes of `struct`; `_name` = newer than 7.38.
 
-    `LAYOUTS` keeps them all, to be compared with the C header.
+    The names are those of the C header, with which a test compares every layout.
     """
 
     __slots__ = ("fields", "name", "struct")
@@ -115,33 +114,27 @@ FLUSH_IN = Layout("fuse_flush_in", "fh:Q unused:I padding:I lock_owner:Q")
 FSYNC_IN = Layout("fuse_fsync_in", "fh:Q fsync_flags:I padding:I")
 FALLOCATE_IN = Layout("fuse_fallocate_in", "fh:Q offset:Q length:Q mode:I padding:I")
 GETXATTR_IN = Layout("fuse_getxattr_in", "size:I padding:I")
-ACCESS_IN = Layout("fuse_access_in", "mask:I padding:I")
 INIT_IN = Layout("fuse_init_in", "major:I minor:I max_readahead:I flags:I flags2:I unused:44s")
 INTERRUPT_IN = Layout("fuse_interrupt_in", "unique:Q")
 
-LAYOUTS = [value for value in list(vars().values()) if isinstance(value, Layout)]
-
-HOT = struct.Struct("<4xIQQ16xQQI")
-"""What a READ needs of its header and body: opcode, unique, inode, handle, offset, size."""
+READ_FIELDS = struct.Struct("<4xIQQ16xQQI")
+"""Of the header and body of a READ: opcode, unique, inode, handle, offset, size."""
 
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-FATTR_ATIME, FATTR_MTIME, FATTR_FH = 1 << 4, 1 << 5, 1 << 6
-FATTR_MTIME_NOW = 1 << 8
+FATTR_MTIME, FATTR_MTIME_NOW = 1 << 5, 1 << 8
 GETATTR_FH = 1 << 0
-RESENT = 1 << 63
-"""Set in `unique` of a request that NOTIFY_RESEND sent again; the answer must carry it too."""
 
 
 class Name(NamedTuple):
-    """LOOKUP, UNLINK, RMDIR: a name in the directory that the header names."""
+    """LOOKUP, UNLINK, RMDIR: a name in the header's directory."""
 
     name: bytes
 
 
 class Forget(NamedTuple):
-    """FORGET: so many references to the header's inode are dropped."""
+    """FORGET: the kernel drops so many references to the header's inode."""
 
-    dropped: int
+    references: int
 
 
 class BatchForget(NamedTuple):
@@ -151,7 +144,7 @@ class BatchForget(NamedTuple):
 
 
 class Getattr(NamedTuple):
-    """`handle` is None unless asked through an open file."""
+    """`handle` is None unless the attributes of an open file are wanted."""
 
     handle: Handle | None
 
@@ -174,7 +167,7 @@ class Symlink(NamedTuple):
 
 
 class Mknod(NamedTuple):
-    """`mode` says what kind of file it shall be."""
+    """`mode` holds the kind of file as well."""
 
     mode: int
     umask: int
@@ -227,7 +220,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """`data` is a view of the request itself; `owner` as in `Flush`, 0 = not told."""
+    """`data` is a view of the request itself; `owner` as in `Flush`, 0 = not known."""
 
     handle: Handle
     offset: int
@@ -245,7 +238,7 @@ class Flush(NamedTuple):
     owner: int
 
 
-class OfHandle(NamedTuple):
+class HandleOnly(NamedTuple):
     """RELEASE, RELEASEDIR, FSYNC and FSYNCDIR."""
 
     handle: Handle
@@ -272,13 +265,13 @@ class Init(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """The reader of request `unique` got a signal."""
+    """The process that waits for request `unique` got a signal."""
 
     unique: int
 
 
 class Request(NamedTuple):
-    """One request; `body` is one of the records above, or None where nothing of it is used."""
+    """One request; `body` is one of the records above, or None where it is not used."""
 
     opcode: int
     unique: int
@@ -290,170 +283,170 @@ class Request(NamedTuple):
 
 
 def parse(data: memoryview) -> Request:
-    """One whole request, as one read of the device gives it. Raises WireError."""
+    """A whole request, as one read of the device returns it. Raises ProtocolError."""
     try:
         length, opcode, unique, inode, uid, gid, pid, _, _ = IN_HEADER.struct.unpack_from(data)
     except struct.error:
-        raise WireError(f"a request of {len(data)} bytes has no whole header") from None
+        raise ProtocolError(f"a request of {len(data)} bytes has no whole header") from None
     if length != len(data):
-        raise WireError(f"a request says {length} bytes and has {len(data)}")
+        raise ProtocolError(f"a request says {length} bytes and has {len(data)}")
     parser = _PARSERS.get(opcode)
     try:
         body = parser(data[IN_HEADER.struct.size :]) if parser else None
-    except (struct.error, WireError) as error:
-        raise WireError(f"request {opcode} of {length} bytes is cut short: {error}") from None
+    except (struct.error, ProtocolError) as error:
+        raise ProtocolError(f"request {opcode} of {length} bytes is cut short: {error}") from None
     return Request(opcode, unique, inode, uid, gid, pid, body)
 
 
-def _names(data: memoryview, count: int) -> list[bytes]:
-    """`count` names, each ended by NUL; extensions may follow."""
+def _split_names(data: memoryview, count: int) -> list[bytes]:
+    """`count` names that end with NUL; extensions may follow."""
     parts = bytes(data).split(b"\0", count)
     if len(parts) <= count:
-        raise WireError("a name has no end")
+        raise ProtocolError("a name has no end")
     if not all(parts[:count]):
-        raise WireError("a name is empty")
+        raise ProtocolError("a name is empty")
     return parts[:count]
 
 
-def _name(data: memoryview) -> Name:
-    return Name(_names(data, 1)[0])
+def _parse_name(data: memoryview) -> Name:
+    return Name(_split_names(data, 1)[0])
 
 
-def _forget(data: memoryview) -> Forget:
+def _parse_forget(data: memoryview) -> Forget:
     return Forget(FORGET_IN.struct.unpack_from(data)[0])
 
 
-def _batch_forget(data: memoryview) -> BatchForget:
+def _parse_batch_forget(data: memoryview) -> BatchForget:
     count, _ = BATCH_FORGET_IN.struct.unpack_from(data)
     start, step = BATCH_FORGET_IN.struct.size, FORGET_ONE.struct.size
     if count * step > len(data) - start:
-        raise WireError(f"{count} entries do not fit")
+        raise ProtocolError(f"{count} entries do not fit")
     return BatchForget(tuple(FORGET_ONE.struct.iter_unpack(data[start : start + count * step])))
 
 
-def _getattr(data: memoryview) -> Getattr:
+def _parse_getattr(data: memoryview) -> Getattr:
     flags, _, handle = GETATTR_IN.struct.unpack_from(data)
     return Getattr(handle if flags & GETATTR_FH else None)
 
 
-def _setattr(data: memoryview) -> Setattr:
+def _parse_setattr(data: memoryview) -> Setattr:
     fields = SETATTR_IN.struct.unpack_from(data)
     valid, _, handle, size, _, _, mtime, _, _, mtime_ns, _, mode, _, uid, gid, _ = fields
     seconds = mtime - (1 << 64) if mtime >> 63 else mtime  # before 1970
     return Setattr(valid, handle, size, seconds * 10**9 + mtime_ns, mode, uid, gid)
 
 
-def _symlink(data: memoryview) -> Symlink:
-    return Symlink(*_names(data, 2))
+def _parse_symlink(data: memoryview) -> Symlink:
+    return Symlink(*_split_names(data, 2))
 
 
-def _mknod(data: memoryview) -> Mknod:
+def _parse_mknod(data: memoryview) -> Mknod:
     mode, _, umask, _ = MKNOD_IN.struct.unpack_from(data)
-    return Mknod(mode, umask, *_names(data[MKNOD_IN.struct.size :], 1))
+    return Mknod(mode, umask, *_split_names(data[MKNOD_IN.struct.size :], 1))
 
 
-def _fallocate(data: memoryview) -> Fallocate:
+def _parse_fallocate(data: memoryview) -> Fallocate:
     handle, offset, length, mode, _ = FALLOCATE_IN.struct.unpack_from(data)
     return Fallocate(handle, offset, length, mode)
 
 
-def _mkdir(data: memoryview) -> Mkdir:
+def _parse_mkdir(data: memoryview) -> Mkdir:
     mode, umask = MKDIR_IN.struct.unpack_from(data)
-    return Mkdir(mode, umask, *_names(data[MKDIR_IN.struct.size :], 1))
+    return Mkdir(mode, umask, *_split_names(data[MKDIR_IN.struct.size :], 1))
 
 
-def _rename(data: memoryview) -> Rename:
+def _parse_rename(data: memoryview) -> Rename:
     (new_parent,) = RENAME_IN.struct.unpack_from(data)
-    name, new_name = _names(data[RENAME_IN.struct.size :], 2)
+    name, new_name = _split_names(data[RENAME_IN.struct.size :], 2)
     return Rename(new_parent, 0, name, new_name)
 
 
-def _rename2(data: memoryview) -> Rename:
+def _parse_rename2(data: memoryview) -> Rename:
     new_parent, flags, _ = RENAME2_IN.struct.unpack_from(data)
-    name, new_name = _names(data[RENAME2_IN.struct.size :], 2)
+    name, new_name = _split_names(data[RENAME2_IN.struct.size :], 2)
     return Rename(new_parent, flags, name, new_name)
 
 
-def _open(data: memoryview) -> Open:
+def _parse_open(data: memoryview) -> Open:
     return Open(OPEN_IN.struct.unpack_from(data)[0])
 
 
-def _create(data: memoryview) -> Create:
+def _parse_create(data: memoryview) -> Create:
     flags, mode, umask, _ = CREATE_IN.struct.unpack_from(data)
-    return Create(flags, mode, umask, *_names(data[CREATE_IN.struct.size :], 1))
+    return Create(flags, mode, umask, *_split_names(data[CREATE_IN.struct.size :], 1))
 
 
-def _read(data: memoryview) -> Read:
+def _parse_read(data: memoryview) -> Read:
     handle, offset, size, *_ = READ_IN.struct.unpack_from(data)
     return Read(handle, offset, size)
 
 
-def _write(data: memoryview) -> Write:
+def _parse_write(data: memoryview) -> Write:
     handle, offset, size, write_flags, owner, *_ = WRITE_IN.struct.unpack_from(data)
     start = WRITE_IN.struct.size
     if size > len(data) - start:
-        raise WireError(f"{size} bytes to write, {len(data) - start} sent")
+        raise ProtocolError(f"{size} bytes to write, {len(data) - start} sent")
     known = owner if write_flags & FUSE_WRITE_LOCKOWNER else 0
     return Write(handle, offset, data[start : start + size], known)
 
 
-def _flush(data: memoryview) -> Flush:
+def _parse_flush(data: memoryview) -> Flush:
     handle, _, _, owner = FLUSH_IN.struct.unpack_from(data)
     return Flush(handle, owner)
 
 
-def _of_handle(layout: Layout) -> Callable[[memoryview], OfHandle]:
-    return lambda data: OfHandle(layout.struct.unpack_from(data)[0])
+def _parser_of_handle(layout: Layout) -> Callable[[memoryview], HandleOnly]:
+    return lambda data: HandleOnly(layout.struct.unpack_from(data)[0])
 
 
-def _getxattr(data: memoryview) -> Getxattr:
+def _parse_getxattr(data: memoryview) -> Getxattr:
     size, _ = GETXATTR_IN.struct.unpack_from(data)
-    return Getxattr(size, *_names(data[GETXATTR_IN.struct.size :], 1))
+    return Getxattr(size, *_split_names(data[GETXATTR_IN.struct.size :], 1))
 
 
-def _listxattr(data: memoryview) -> Listxattr:
+def _parse_listxattr(data: memoryview) -> Listxattr:
     return Listxattr(GETXATTR_IN.struct.unpack_from(data)[0])
 
 
-def _init(data: memoryview) -> Init:
+def _parse_init(data: memoryview) -> Init:
     """Kernels before 7.36 send 16 bytes only."""
     padded = bytes(data).ljust(INIT_IN.struct.size, b"\0") if len(data) == 16 else data
     major, minor, max_readahead, flags, flags2, _ = INIT_IN.struct.unpack_from(padded)
     return Init(major, minor, max_readahead, flags | flags2 << 32)
 
 
-def _interrupt(data: memoryview) -> Interrupt:
+def _parse_interrupt(data: memoryview) -> Interrupt:
     return Interrupt(INTERRUPT_IN.struct.unpack_from(data)[0])
 
 
 _PARSERS: dict[int, Callable[[memoryview], Any]] = {
-    Opcode.LOOKUP: _name,
-    Opcode.FORGET: _forget,
-    Opcode.GETATTR: _getattr,
-    Opcode.SETATTR: _setattr,
-    Opcode.SYMLINK: _symlink,
-    Opcode.MKNOD: _mknod,
-    Opcode.FALLOCATE: _fallocate,
-    Opcode.MKDIR: _mkdir,
-    Opcode.UNLINK: _name,
-    Opcode.RMDIR: _name,
-    Opcode.RENAME: _rename,
-    Opcode.RENAME2: _rename2,
-    Opcode.OPEN: _open,
-    Opcode.OPENDIR: _open,
-    Opcode.READ: _read,
-    Opcode.READDIR: _read,
-    Opcode.READDIRPLUS: _read,
-    Opcode.WRITE: _write,
-    Opcode.RELEASE: _of_handle(RELEASE_IN),
-    Opcode.RELEASEDIR: _of_handle(RELEASE_IN),
-    Opcode.FLUSH: _flush,
-    Opcode.FSYNC: _of_handle(FSYNC_IN),
-    Opcode.FSYNCDIR: _of_handle(FSYNC_IN),
-    Opcode.GETXATTR: _getxattr,
-    Opcode.LISTXATTR: _listxattr,
-    Opcode.INIT: _init,
-    Opcode.CREATE: _create,
-    Opcode.INTERRUPT: _interrupt,
-    Opcode.BATCH_FORGET: _batch_forget,
+    Opcode.LOOKUP: _parse_name,
+    Opcode.FORGET: _parse_forget,
+    Opcode.GETATTR: _parse_getattr,
+    Opcode.SETATTR: _parse_setattr,
+    Opcode.SYMLINK: _parse_symlink,
+    Opcode.MKNOD: _parse_mknod,
+    Opcode.FALLOCATE: _parse_fallocate,
+    Opcode.MKDIR: _parse_mkdir,
+    Opcode.UNLINK: _parse_name,
+    Opcode.RMDIR: _parse_name,
+    Opcode.RENAME: _parse_rename,
+    Opcode.RENAME2: _parse_rename2,
+    Opcode.OPEN: _parse_open,
+    Opcode.OPENDIR: _parse_open,
+    Opcode.READ: _parse_read,
+    Opcode.READDIR: _parse_read,
+    Opcode.READDIRPLUS: _parse_read,
+    Opcode.WRITE: _parse_write,
+    Opcode.RELEASE: _parser_of_handle(RELEASE_IN),
+    Opcode.RELEASEDIR: _parser_of_handle(RELEASE_IN),
+    Opcode.FLUSH: _parse_flush,
+    Opcode.FSYNC: _parser_of_handle(FSYNC_IN),
+    Opcode.FSYNCDIR: _parser_of_handle(FSYNC_IN),
+    Opcode.GETXATTR: _parse_getxattr,
+    Opcode.LISTXATTR: _parse_listxattr,
+    Opcode.INIT: _parse_init,
+    Opcode.CREATE: _parse_create,
+    Opcode.INTERRUPT: _parse_interrupt,
+    Opcode.BATCH_FORGET: _parse_batch_forget,
 }

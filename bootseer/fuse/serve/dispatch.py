@@ -1,4 +1,4 @@
-"""What every request but READ is answered with; knows the protocol, not the device."""
+"""Dispatching requests: every one but READ is answered by asking the operations. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bootseer.fuse.protocol import replies, requests
 from bootseer.fuse.protocol.requests import Opcode, Request
 from bootseer.fuse.serve.faults import Faults
 
-WRITING = frozenset(
+MODIFYING = frozenset(
     {
         Opcode.SETATTR,
         Opcode.SYMLINK,
@@ -49,26 +49,28 @@ WRITING = frozenset(
     }
 )
 """Refused with EROFS by a read-only file system."""
-UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
-_BY_NAME = {
-    "lookup": (Opcode.LOOKUP,),
-    "getattr": (Opcode.GETATTR,),
-    "readlink": (Opcode.READLINK,),
-    "readdir": (Opcode.OPENDIR, Opcode.READDIR, Opcode.READDIRPLUS),
-    "open": (Opcode.OPEN,),
-    "release": (Opcode.RELEASE,),
-    "statfs": (Opcode.STATFS,),
-    "getxattr": (Opcode.GETXATTR,),
-    "listxattr": (Opcode.LISTXATTR,),
-}
-KILLABLE = frozenset(
-    opcode for name, opcodes in _BY_NAME.items() if name != "release" for opcode in opcodes
+WITHOUT_REPLY = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT})
+REVERSIBLE = frozenset(
+    {
+        Opcode.LOOKUP,
+        Opcode.GETATTR,
+        Opcode.OPEN,
+        Opcode.GETXATTR,
+        Opcode.LISTXATTR,
+        Opcode.OPENDIR,
+        Opcode.READDIR,
+        Opcode.READDIRPLUS,
+    }
 )
-"""Who waits for these may be killed: they change nothing that `unwanted` does not take back."""
-NAME_BYTES = 255
-"""The longest name that Linux takes."""
-_FIRST = struct.Struct("<Q")
-_SLOW_WHEN_WRITABLE = WRITING | {Opcode.FLUSH, Opcode.FSYNC, Opcode.FSYNCDIR, Opcode.RELEASE}
+"""Those that `Operations.may_block` is about. The process that waits for one of them may be
+killed: they change nothing that `Dispatcher.take_back` does not take back."""
+_BLOCKING_WHEN_WRITABLE = MODIFYING | {
+    Opcode.FLUSH,
+    Opcode.FSYNC,
+    Opcode.FSYNCDIR,
+    Opcode.RELEASE,
+}
+_FIRST_FIELD = struct.Struct("<Q")
 
 
 class Negotiated(NamedTuple):
@@ -80,20 +82,20 @@ class Negotiated(NamedTuple):
 
     @property
     def passthrough(self) -> bool:
-        """The kernel may read backing files itself."""
+        """Whether the kernel reads backing files itself."""
         return bool(self.flags & replies.PASSTHROUGH)
 
     @property
     def resend(self) -> bool:
-        """The kernel sends unanswered requests again when asked to."""
+        """Whether the kernel sends requests without a reply again when it is asked to."""
         return bool(self.flags & replies.HAS_RESEND)
 
 
-def negotiate(request: requests.Init, options: MountOptions, *, privileged: bool) -> Negotiated:
-    """Choose from what the kernel offers. Raises WireError for a protocol that is not ours."""
-    if request.major != requests.MAJOR or request.minor < 23:
-        raise requests.WireError(
-            f"kernel speaks FUSE {request.major}.{request.minor}, not 7.23 or up"
+def negotiate(init: requests.Init, options: MountOptions, *, privileged: bool) -> Negotiated:
+    """Choose from what the kernel offers. Raises ProtocolError for a version that is too old."""
+    if init.major != requests.MAJOR or init.minor < 23:
+        raise requests.ProtocolError(
+            f"kernel speaks FUSE {init.major}.{init.minor}, not 7.23 or up"
         )
     wanted = (
         replies.ASYNC_READ
@@ -111,47 +113,44 @@ def negotiate(request: requests.Init, options: MountOptions, *, privileged: bool
     if options.read_only:
         wanted |= replies.DIRECT_IO_ALLOW_MMAP
     else:
-        # Without the flag above a file that is being written, which goes past the page cache,
-        # cannot be mapped for writing (ENODEV): its pages would come in no order.
+        # Without the flag above a file that is being written, which bypasses the page cache,
+        # cannot be mapped for writing (ENODEV): its pages would be written in no order.
         wanted |= replies.HANDLE_KILLPRIV_V2  # else each write asks for security.capability
     if options.passthrough and privileged:
         wanted |= replies.PASSTHROUGH
-    max_write = 128 << 10 if options.read_only else options.max_write_bytes
-    return Negotiated(request.minor, request.flags & wanted, max_write)
+    max_write_bytes = 128 << 10 if options.read_only else options.max_write_bytes
+    return Negotiated(init.minor, init.flags & wanted, max_write_bytes)
 
 
-def init_answer(request: requests.Init, settled: Negotiated, options: MountOptions) -> bytes:
-    """The answer to INIT that says what was settled."""
-    return replies.init(
-        minor=request.minor,
-        max_readahead=min(request.max_readahead, options.read_ahead_kib << 10),
-        flags=settled.flags,
+def init_reply(init: requests.Init, negotiated: Negotiated, options: MountOptions) -> bytes:
+    """The reply to INIT with what was negotiated."""
+    max_bytes = max(options.max_read_bytes, negotiated.max_write_bytes)
+    return replies.pack_init(
+        minor=init.minor,
+        max_readahead=min(init.max_readahead, options.read_ahead_kib << 10),
+        flags=negotiated.flags,
         max_background=options.max_background,
-        max_write=settled.max_write_bytes,
-        max_pages=max(1, min(0xFFFF, max(options.max_read_bytes, settled.max_write_bytes) >> 12)),
+        max_write=negotiated.max_write_bytes,
+        max_pages=max(1, min(0xFFFF, max_bytes >> 12)),
     )
 
 
-class Session:
-    """Answers requests by asking the operations; safe to call from several threads.
-
-    Listings with attributes (READDIRPLUS) count as lookups in the kernel, so it may forget more
-    references than `lookup` gave; operations that have `referred` are told of these inodes.
-    """
+class Dispatcher:
+    """Answers requests by asking the operations; safe to call from several threads."""
 
     def __init__(
         self, operations: Operations, options: MountOptions, backings: Backings, faults: Faults
     ) -> None:
         self.operations = operations
         self._writable = cast(WritableOperations, operations)
-        self._read_only = options.read_only or not hasattr(operations, "write")
+        self._read_only = options.read_only or not isinstance(operations, WritableOperations)
         self._timeout_s = options.timeout_s
         self._backings = backings
         self._faults = faults
         self._listings: dict[Handle, Sequence[Entry]] = {}
-        # Unlike those of the server before this one, whose listings we have not.
+        # Other handles than those of the server before this one, whose listings are not here.
         self._next_listing = itertools.count(int.from_bytes(os.urandom(4)) << 24)
-        self._answers: dict[int, Callable[[Request], Buffer]] = {
+        self._handlers: dict[int, Callable[[Request], Buffer]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._getattr,
             Opcode.READLINK: lambda r: operations.readlink(r.inode),
@@ -164,14 +163,15 @@ class Session:
             Opcode.READDIR: self._readdir,
             Opcode.READDIRPLUS: self._readdirplus,
             Opcode.RELEASEDIR: self._releasedir,
-            Opcode.FSYNCDIR: _nothing,
-            Opcode.FLUSH: _nothing,
-            Opcode.FSYNC: _nothing,
-            Opcode.DESTROY: _nothing,
+            Opcode.FSYNCDIR: _do_nothing,
+            Opcode.FLUSH: _do_nothing,
+            Opcode.FSYNC: _do_nothing,
+            Opcode.DESTROY: _do_nothing,
         }
         if not self._read_only:
-            self._answers |= {
+            self._handlers |= {
                 Opcode.SETATTR: self._setattr,
+                Opcode.SYMLINK: self._symlink,
                 Opcode.MKNOD: self._mknod,
                 Opcode.MKDIR: self._mkdir,
                 Opcode.UNLINK: self._unlink,
@@ -182,62 +182,58 @@ class Session:
                 Opcode.WRITE: self._write,
                 Opcode.FLUSH: self._flush,
                 Opcode.FSYNC: self._fsync,
+                Opcode.FALLOCATE: self._fallocate,
             }
-            if hasattr(operations, "symlink"):
-                self._answers[Opcode.SYMLINK] = self._symlink
-            if hasattr(operations, "fallocate"):
-                self._answers[Opcode.FALLOCATE] = self._fallocate
 
-    def slow_opcodes(self) -> frozenset[int]:
+    def blocking_opcodes(self) -> frozenset[int]:
         """Requests that may wait for a network, and so must not hold a receiving thread."""
-        names: Sequence[str] = getattr(self.operations, "slow", ())
-        slow = frozenset(int(opcode) for name in names for opcode in _BY_NAME[name])
-        return slow if self._read_only else slow | _SLOW_WHEN_WRITABLE
+        blocking = REVERSIBLE if self.operations.may_block else frozenset()
+        return blocking if self._read_only else blocking | _BLOCKING_WHEN_WRITABLE
 
-    def answer(self, data: memoryview) -> tuple[int, int, Buffer]:
-        """The unique id, errno (0 = fine) and answer of one request that wants an answer."""
+    def dispatch(self, data: memoryview) -> tuple[int, int, Buffer]:
+        """The unique id, errno (0 = none) and body of the reply to one request that wants one."""
         unique = 0
         try:
             request = requests.parse(data)
             unique = request.unique
-            handler = self._answers.get(request.opcode)
+            handler = self._handlers.get(request.opcode)
             if handler is not None:
                 return unique, 0, handler(request)
-            refused = self._read_only and request.opcode in WRITING
+            refused = self._read_only and request.opcode in MODIFYING
             return unique, errno.EROFS if refused else errno.ENOSYS, b""
-        except requests.WireError as error:
+        except requests.ProtocolError as error:
             self._faults.failed("a request of the kernel", error)
             if len(data) >= requests.IN_HEADER.struct.size:
                 unique = requests.IN_HEADER.struct.unpack_from(data)[2]
             return unique, errno.EIO, b""
         except BaseException as error:  # whatever fails must cost one request, never the mount
-            return unique, self.errno_of(error, _name_of(data)), b""
+            return unique, self.errno_of(error, _opcode_name(data)), b""
 
-    def unwanted(self, data: memoryview, answer: Buffer) -> None:
-        """Take back what an answer gave that nobody got: its asker was killed meanwhile."""
+    def take_back(self, data: memoryview, reply: Buffer) -> None:
+        """Undo a request of REVERSIBLE whose reply was not sent: its process was killed before."""
         try:
-            self._take_back(requests.parse(data), answer)
+            self._take_back(requests.parse(data), reply)
         except FileSystemError:
             return
-        except BaseException as error:  # nobody waits for it, and the mount goes on
+        except BaseException as error:  # no process waits for it, and the mount goes on
             self._faults.failed("taking an answer back", error)
 
-    def _take_back(self, request: Request, answer: Buffer) -> None:
+    def _take_back(self, request: Request, reply: Buffer) -> None:
         if request.opcode == Opcode.LOOKUP:
-            (inode,) = _FIRST.unpack_from(answer)
-            if inode:  # not that there is no such name
+            (inode,) = _FIRST_FIELD.unpack_from(reply)
+            if inode:  # else the reply was that there is no such name
                 self.operations.forget(Inode(inode), 1)
         elif request.opcode == Opcode.OPEN:
-            self.operations.release(request.inode, Handle(_FIRST.unpack_from(answer)[0]))
+            self.operations.release(request.inode, Handle(_FIRST_FIELD.unpack_from(reply)[0]))
             self._backings.released(request.inode)
         elif request.opcode == Opcode.OPENDIR:
-            self._listings.pop(Handle(_FIRST.unpack_from(answer)[0]), None)
-        elif request.opcode == Opcode.READDIRPLUS and hasattr(self.operations, "referred"):
-            for inode in replies.listed(bytes(answer)):
+            self._listings.pop(Handle(_FIRST_FIELD.unpack_from(reply)[0]), None)
+        elif request.opcode == Opcode.READDIRPLUS:
+            for inode in replies.unpack_references(bytes(reply)):
                 self.operations.forget(inode, 1)
 
     def errno_of(self, error: BaseException, what: str) -> int:
-        """The answer to an exception: refusals are ordinary, all else is EIO and said once."""
+        """The errno for an exception: that of a refusal, else EIO after reporting the fault."""
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
         if not isinstance(error, BootseerError):
@@ -247,15 +243,15 @@ class Session:
         return errno.EIO
 
     def forget(self, data: memoryview) -> None:
-        """FORGET and BATCH_FORGET, which nobody waits for."""
+        """FORGET and BATCH_FORGET, which get no reply."""
         try:
             request = requests.parse(data)
             if isinstance(request.body, requests.Forget):
-                self.operations.forget(request.inode, request.body.dropped)
+                self.operations.forget(request.inode, request.body.references)
             else:
                 for inode, count in request.body.items:
                     self.operations.forget(inode, count)
-        except BaseException as error:  # nobody waits for an answer, and the mount goes on
+        except BaseException as error:  # it gets no reply, and the mount goes on
             self._faults.failed("forget", error)
 
     def _lookup(self, request: Request) -> bytes:
@@ -263,38 +259,37 @@ class Session:
             attr = self.operations.lookup(request.inode, request.body.name)
         except FileSystemError as error:
             if error.errno == errno.ENOENT:
-                return replies.no_entry(self._timeout_s)
+                return replies.pack_no_entry(self._timeout_s)
             raise
-        return replies.entry(attr, self._timeout_s)
+        return replies.pack_entry(attr, self._timeout_s)
 
     def _getattr(self, request: Request) -> bytes:
-        return self._attr_answer(self.operations.getattr(request.inode))
-
-    def _attr_answer(self, attr: Attr) -> bytes:
-        return replies.attr_answer(attr, self._timeout_s)
+        return replies.pack_attr(self.operations.getattr(request.inode), self._timeout_s)
 
     def _open(self, request: Request) -> bytes:
         flags: int = request.body.flags
         if self._read_only and (flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC):
             raise FileSystemError(errno.EROFS)
-        return self._opened(request.inode, flags, self.operations.open(request.inode, flags))
+        opened = self.operations.open(request.inode, flags)
+        return self._open_reply(request.inode, flags, opened)
 
-    def _opened(self, inode: Inode, flags: int, opened: Opened) -> bytes:
+    def _open_reply(self, inode: Inode, flags: int, opened: Opened) -> bytes:
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY
-        wanted = replies.FOPEN_NOFLUSH if reads_only else 0
+        open_flags = replies.FOPEN_NOFLUSH if reads_only else 0
         backing_id = self._backings.opened(inode, opened)
         if backing_id:
             # Nothing else: the cache is the backing file's, and KEEP_CACHE would make open fail.
-            return replies.opened(opened.handle, wanted | replies.FOPEN_PASSTHROUGH, backing_id)
+            open_flags |= replies.FOPEN_PASSTHROUGH
+            return replies.pack_open(opened.handle, open_flags, backing_id)
         if opened.keep_cache:
-            wanted |= replies.FOPEN_KEEP_CACHE
+            open_flags |= replies.FOPEN_KEEP_CACHE
         if opened.direct:
-            wanted |= replies.FOPEN_DIRECT_IO
-        return replies.opened(opened.handle, wanted)
+            open_flags |= replies.FOPEN_DIRECT_IO
+        return replies.pack_open(opened.handle, open_flags)
 
     def _statfs(self, request: Request) -> bytes:
-        most: int = getattr(self.operations, "most_name_bytes", NAME_BYTES)
-        return replies.statfs(*self.operations.statfs(), name_bytes=most)
+        name_bytes = self.operations.max_name_bytes
+        return replies.pack_statfs(*self.operations.statfs(), name_bytes=name_bytes)
 
     def _release(self, request: Request) -> bytes:
         handle: Handle = request.body.handle
@@ -306,21 +301,21 @@ class Session:
 
     def _getxattr(self, request: Request) -> bytes:
         value = self.operations.getxattr(request.inode, request.body.name)
-        return _sized(value, request.body.size)
+        return _xattr_reply(value, request.body.size)
 
     def _listxattr(self, request: Request) -> bytes:
         names = self.operations.listxattr(request.inode)
-        return _sized(b"".join(name + b"\0" for name in names), request.body.size)
+        return _xattr_reply(b"".join(name + b"\0" for name in names), request.body.size)
 
     def _opendir(self, request: Request) -> bytes:
         entries = self.operations.readdir(request.inode)
         handle = Handle(next(self._next_listing))
         self._listings[handle] = entries
-        # Never kept by the kernel (FOPEN_CACHE_DIR), which would not see a tree that grows.
-        return replies.opened(handle, 0)
+        # Without FOPEN_CACHE_DIR: a kernel that keeps the listing does not see the tree grow.
+        return replies.pack_open(handle, 0)
 
     def _entries(self, request: Request) -> Sequence[Entry]:
-        """The listing as of opening; one opened in a server before this one is made again."""
+        """The listing of when it was opened; of now if that was in the server before this one."""
         handle: Handle = request.body.handle
         entries = self._listings.get(handle)
         if entries is None:
@@ -329,25 +324,23 @@ class Session:
 
     def _readdir(self, request: Request) -> bytes:
         _, offset, size = request.body
-        return replies.listing(self._entries(request), request.inode, offset, size)
+        return replies.pack_listing(self._entries(request), request.inode, offset, size)
 
     def _readdirplus(self, request: Request) -> bytes:
         _, offset, size = request.body
         entries = self._entries(request)
-        answer = replies.listing_plus(entries, request.inode, offset, size, self._timeout_s)
-        referred = getattr(self.operations, "referred", None)
-        if referred is not None:
-            referred(replies.listed(answer))
-        return answer
+        reply = replies.pack_listing(
+            entries, request.inode, offset, size, plus_timeout_s=self._timeout_s
+        )
+        self.operations.add_references(replies.unpack_references(reply))
+        return reply
 
     def _releasedir(self, request: Request) -> bytes:
         self._listings.pop(request.body.handle, None)
         return b""
 
     def _setattr(self, request: Request) -> bytes:
-        """A time of reading is taken and not kept; an owner is refused, and a mode or time, too,
-        by operations that keep none.
-        """
+        """A time of access is accepted and not kept; another owner is refused."""
         body: requests.Setattr = request.body
         attr: Attr | None = None
         if body.valid & (requests.FATTR_UID | requests.FATTR_GID):
@@ -362,20 +355,18 @@ class Session:
         if body.valid & requests.FATTR_MTIME_NOW:
             mtime_ns = time.time_ns()
         if mode is not None or mtime_ns is not None:
-            if not hasattr(self.operations, "setattr"):
-                raise FileSystemError(errno.EPERM)
             attr = self._writable.setattr(request.inode, mode=mode, mtime_ns=mtime_ns)
-        return self._attr_answer(attr or self.operations.getattr(request.inode))
+        return replies.pack_attr(attr or self.operations.getattr(request.inode), self._timeout_s)
 
     def _mkdir(self, request: Request) -> bytes:
         body: requests.Mkdir = request.body
         attr = self._writable.mkdir(request.inode, body.name, body.mode & ~body.umask)
-        return replies.entry(attr, self._timeout_s)
+        return replies.pack_entry(attr, self._timeout_s)
 
     def _symlink(self, request: Request) -> bytes:
         body: requests.Symlink = request.body
         attr = self._writable.symlink(request.inode, body.name, body.target)
-        return replies.entry(attr, self._timeout_s)
+        return replies.pack_entry(attr, self._timeout_s)
 
     def _unlink(self, request: Request) -> bytes:
         self._writable.unlink(request.inode, request.body.name)
@@ -394,11 +385,11 @@ class Session:
         body: requests.Create = request.body
         mode = stat.S_IMODE(body.mode) & ~body.umask
         attr, opened = self._writable.create(request.inode, body.name, mode, body.flags)
-        answer = self._opened(attr.inode, body.flags, opened)
-        return replies.entry(attr, self._timeout_s) + answer
+        open_reply = self._open_reply(attr.inode, body.flags, opened)
+        return replies.pack_entry(attr, self._timeout_s) + open_reply
 
     def _mknod(self, request: Request) -> bytes:
-        """An empty file; nothing else that a name can be made as would be the same elsewhere."""
+        """Make an empty file; devices and pipes are refused, as no store keeps them."""
         body: requests.Mknod = request.body
         if not stat.S_ISREG(body.mode):
             raise FileSystemError(errno.EPERM)
@@ -406,7 +397,7 @@ class Session:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         attr, opened = self._writable.create(request.inode, body.name, mode, flags)
         self._writable.release(attr.inode, opened.handle)
-        return replies.entry(attr, self._timeout_s)
+        return replies.pack_entry(attr, self._timeout_s)
 
     def _fallocate(self, request: Request) -> bytes:
         body: requests.Fallocate = request.body
@@ -415,10 +406,10 @@ class Session:
 
     def _write(self, request: Request) -> bytes:
         body: requests.Write = request.body
-        taken = self._writable.write(
+        size = self._writable.write(
             request.inode, body.handle, body.offset, body.data, owner=body.owner
         )
-        return replies.written(taken)
+        return replies.pack_write(size)
 
     def _flush(self, request: Request) -> bytes:
         body: requests.Flush = request.body
@@ -430,18 +421,18 @@ class Session:
         return b""
 
 
-def _nothing(_: Request) -> bytes:
+def _do_nothing(_: Request) -> bytes:
     return b""
 
 
-def _sized(value: bytes, size: int) -> bytes:
+def _xattr_reply(value: bytes, size: int) -> bytes:
     if size == 0:
-        return replies.xattr_size(len(value))
+        return replies.pack_xattr_size(len(value))
     if len(value) > size:
         raise FileSystemError(errno.ERANGE)
     return value
 
 
-def _name_of(data: memoryview) -> str:
-    number: Any = requests.IN_HEADER.struct.unpack_from(data)[1]
-    return Opcode(number).name.lower()
+def _opcode_name(data: memoryview) -> str:
+    opcode: Any = requests.IN_HEADER.struct.unpack_from(data)[1]
+    return Opcode(opcode).name.lower()

@@ -1,14 +1,14 @@
-"""A mount that outlives its server: a supervisor holds the descriptor, a child serves it.
+"""A mount that outlives its server: a supervisor holds the descriptor, a worker serves it.
 
-The supervisor opens the mount, answers INIT, and then only waits: it has one thread, touches no
-file of the mount and loads nothing, so that little can end it. Its worker is a fork of it, which
-builds the operations and serves. When the worker dies, the supervisor forks another one: that
-takes some milliseconds, needs no command line, settings or credentials told again (a fresh
-interpreter would, and needs 100 ms and more to import), and is safe because the supervisor has
-one thread. The new worker asks the kernel to send every unanswered request again (NOTIFY_RESEND),
-so who was reading waits a little longer and sees nothing else. What is lost is what the worker
-alone knew: files being written fail (the operations do not know the handle), and a request that
-had taken effect without being answered, a `mkdir`, is done twice.
+The supervisor opens the mount, replies to INIT, and then only waits: it has one thread, touches
+no file of the mount and imports nothing, so that little can end it. Its worker is a fork of it,
+which builds the operations and serves. When the worker dies, the supervisor forks another one:
+that takes some milliseconds, needs no command line, settings or credentials again (a fresh
+interpreter would, and takes 100 ms and more to import), and is safe because the supervisor has
+one thread. The new worker asks the kernel to send every request without a reply again
+(NOTIFY_RESEND), so readers wait a little longer and notice nothing else. What only the dead
+worker knew is lost: files being written fail (the operations do not know the handle), and a
+request that had taken effect before its reply, such as a `mkdir`, is done twice.
 
 The descriptor is not cloned (FUSE_DEV_IOC_CLONE): requests of a clone end with it.
 """
@@ -26,32 +26,31 @@ from typing import NoReturn
 
 from bootseer import errors
 from bootseer.errors import BootseerError, NotSupportedError, StoreUnavailableError
-from bootseer.fuse.mount.device import Device
 from bootseer.fuse.mount.mount import open_mount
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import MountPoint, absolute, has_ended
 from bootseer.fuse.mount.passthrough import OpenInodes
 from bootseer.fuse.operations import Operations
-from bootseer.fuse.protocol.notifications import Notifier
 from bootseer.fuse.serve.dispatch import Negotiated
 from bootseer.fuse.serve.faults import Faults
-from bootseer.fuse.serve.server import Mount, handshake
+from bootseer.fuse.serve.pending_replies import request_resend
+from bootseer.fuse.serve.server import Server, handshake
 from bootseer.light_dataclasses import dataclass
 from bootseer.system.fork import end_with_parent, fork
 from bootseer.system.readiness import readable
 
-GONE, FAILED = 0, 70
-"""Exit codes of a worker: the mount ended, or it cannot serve."""
+ENDED, FAILED = 0, 70
+"""Exit codes of a worker: the mount ended, or the worker cannot serve."""
 _SERVING = b"1"
-_LAST_S = 5.0
-_LAST_THREADS_S = 1.0
-_MOST_SAID_BYTES = 4096  # what a pipe takes at once
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_S = 5.0
+_THREAD_EXIT_S = 1.0
+_MAX_MESSAGE_BYTES = 4096  # what a pipe takes at once
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """`deaths` in a row of workers that served shorter than `young_s` end the mount.
+class RestartLimits:
+    """After `deaths` workers in a row that each served for less than `young_s` the mount ends.
 
     Each of them makes the next start wait `pause_s` longer. A worker that does not serve
     `ready_s` after its start is killed.
@@ -68,16 +67,16 @@ def supervise(
     mountpoint: str,
     options: MountOptions | None = None,
     *,
-    patience: Patience | None = None,
+    limits: RestartLimits | None = None,
     on_ready: Callable[[], None] | None = None,
     on_death: Callable[[int], None] | None = None,
 ) -> None:
-    """Mount and serve until somebody unmounts or SIGTERM, SIGINT or SIGHUP asks us to.
+    """Mount and serve until it is unmounted, by others or on SIGTERM, SIGINT or SIGHUP.
 
-    `build` is called in each worker; it must give the same tree each time. A tree that is to be
-    written must be said so: `options.read_only` False. `on_ready` is called in this process once
-    the first worker serves, `on_death` with each dead worker's process id. Must be called in the
-    main thread of a process that has no other. Raises as `open_mount`; what `build` raised in the
+    `build` is called in each worker; it must return the same tree each time. To be written, a
+    tree also needs `options.read_only` False. `on_ready` is called in this process once the first
+    worker serves, `on_death` with each dead worker's process id. Must be called in the main
+    thread of a process that has no other. Raises as `open_mount`; what `build` raised in the
     first worker, if that is a BootseerError; NotSupportedError when threads run here;
     StoreUnavailableError when workers die one after the other.
     """
@@ -90,24 +89,24 @@ def supervise(
     options = options or MountOptions()
     mountpoint = absolute(mountpoint)
     device = open_mount(mountpoint, options)
-    point = MountPoint(mountpoint, lambda: has_ended(device))
+    point = MountPoint.find(mountpoint, lambda: has_ended(device))
     try:
-        settled = handshake(device, options)
+        negotiated = handshake(device, options)
         point.set_read_ahead(options.read_ahead_kib)
-        supervisor = _Supervisor(build, mountpoint, options, device, settled)
-        supervisor.run(patience or Patience(), on_ready, on_death)
+        supervisor = _Supervisor(build, point, options, device, negotiated)
+        supervisor.run(limits or RestartLimits(), on_ready, on_death)
     finally:
-        point.abandon()  # whatever happened, leave no dead mount behind
+        point.abandon()  # whatever happened, leave no mount without a server
         os.close(device)
 
 
 def _other_threads() -> list[str]:
     """Names of the threads that run here besides this one, those of libraries included.
 
-    A library's may have been started by the fork that made this process: gRPC does so. The kernel
-    removes a thread that was joined only a moment later, so these are looked at until they stay.
+    A library may have started one in the fork that made this process: gRPC does so. The kernel
+    removes a joined thread only a moment later, so only threads that stay count.
     """
-    end_s = time.monotonic() + _LAST_THREADS_S
+    end_s = time.monotonic() + _THREAD_EXIT_S
     while True:
         last = time.monotonic() >= end_s  # read before looking: we may be stopped in between
         others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
@@ -119,7 +118,7 @@ def _other_threads() -> list[str]:
 
 
 def _kernel_names(ours: int) -> list[str]:
-    """What the kernel calls the other threads of this process."""
+    """The kernel's names of the other threads of this process."""
     names = []
     for number in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -133,97 +132,149 @@ class _Supervisor:
     def __init__(
         self,
         build: Callable[[], Operations],
-        mountpoint: str,
+        point: MountPoint,
         options: MountOptions,
         device: int,
-        settled: Negotiated,
+        negotiated: Negotiated,
     ) -> None:
-        self.build = build
-        self.mountpoint = mountpoint
-        self.options = options
-        self.device = device
-        self.settled = settled
-        self.faults = Faults(options.on_fault)
-        self.on_ready: Callable[[], None] | None = None
-        self.open_inodes = OpenInodes() if settled.passthrough else None
-        self.serving_since: float | None = None
-        self.refusal: BootseerError | None = None
+        self._build = build
+        self._point = point
+        self._options = options
+        self._device = device
+        self._negotiated = negotiated
+        self._faults = Faults(options.on_fault)
+        self._on_ready: Callable[[], None] | None = None
+        self._open_inodes = OpenInodes() if negotiated.passthrough else None
+        self._serving_since_s: float | None = None
+        self._refusal: BootseerError | None = None
 
     def run(
         self,
-        patience: Patience,
+        limits: RestartLimits,
         on_ready: Callable[[], None] | None,
         on_death: Callable[[int], None] | None,
     ) -> None:
         deaths = 0
-        self.on_ready = on_ready
-        with _signals() as asked:
+        self._on_ready = on_ready
+        with _signal_pipe() as signalled:
             while True:
-                self.serving_since = None
-                pid, ready = self._fork(took_over=deaths > 0)
-                status = self._watch(pid, ready, asked, patience.ready_s)
-                if status == GONE:
+                self._serving_since_s = None
+                pid, ready = self._fork(takes_over=deaths > 0)
+                status = self._watch(pid, ready, signalled, limits.ready_s)
+                if status == ENDED:
                     return
-                if self.refusal is not None:
-                    raise self.refusal
+                if self._refusal is not None:
+                    raise self._refusal
                 if on_death is not None:
                     on_death(pid)
-                said = _describe(status)
-                self.faults.say(f"worker {said}", f"the server of {self.mountpoint} {said}")
-                since = self.serving_since
-                young = since is None or time.monotonic() - since < patience.young_s
+                end = _describe(status)
+                self._faults.say(f"worker {end}", f"the server of {self._point.target} {end}")
+                since_s = self._serving_since_s
+                young = since_s is None or time.monotonic() - since_s < limits.young_s
                 deaths = deaths + 1 if young else 1
-                if deaths >= patience.deaths or not self.settled.resend:
-                    raise StoreUnavailableError(self._gave_up(said, deaths))
-                time.sleep(patience.pause_s * (deaths - 1))
+                if deaths >= limits.deaths or not self._negotiated.resend:
+                    raise StoreUnavailableError(self._why_unmounted(end, deaths))
+                time.sleep(limits.pause_s * (deaths - 1))
 
-    def _gave_up(self, said: str, deaths: int) -> str:
-        if not self.settled.resend:
+    def _why_unmounted(self, end: str, deaths: int) -> str:
+        if not self._negotiated.resend:
             return (
-                f"the server of {self.mountpoint} {said}, and this kernel (before 6.9) cannot "
+                f"the server of {self._point.target} {end}, and this kernel (before 6.9) cannot "
                 "hand its readers to another one: unmounted; mount again"
             )
         return (
-            f"the server of {self.mountpoint} died {deaths} times in a row "
-            f"soon after its start (at last it {said}): unmounted; see the event fuse.fault, "
+            f"the server of {self._point.target} died {deaths} times in a row "
+            f"soon after its start (at last it {end}): unmounted; see the event fuse.fault, "
             "then mount again"
         )
 
-    def _fork(self, *, took_over: bool) -> tuple[int, int]:
-        """Start a worker; returns its process id and a pipe that it writes to when it serves."""
-        ready, tell = os.pipe()
+    def _fork(self, *, takes_over: bool) -> tuple[int, int]:
+        """Start a worker; returns its process id and the pipe for its message: see `_receive`."""
+        ready, message_pipe = os.pipe()
         supervisor = os.getpid()
         # A signal to the child must not reach our own pipe before the child has its own.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         pid = fork()
         if pid == 0:
             os.close(ready)
-            self._work(supervisor, tell, took_over)
+            self._run_worker(supervisor, message_pipe, takes_over)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(tell)
+        os.close(message_pipe)
         return pid, ready
 
-    def _work(self, supervisor: int, tell: int, took_over: bool) -> NoReturn:
+    def _run_worker(self, supervisor: int, message_pipe: int, takes_over: bool) -> NoReturn:
         """The child: never returns into the code that called the supervisor."""
         code = FAILED
         try:
-            code = _serve(self, supervisor, tell, took_over)
+            code = self._serve(supervisor, message_pipe, takes_over)
         except BootseerError as error:
-            self.faults.say(f"the server {type(error).__name__}", str(error))
-            if not took_over:
-                os.write(tell, f"{type(error).__name__} {error}".encode()[:_MOST_SAID_BYTES])
+            self._faults.say(f"the server {type(error).__name__}", str(error))
+            if not takes_over:
+                message = f"{type(error).__name__} {error}".encode()
+                os.write(message_pipe, message[:_MAX_MESSAGE_BYTES])
         except BaseException as error:
             # A border: whatever it is, this process is the worker's and must end here.
-            self.faults.failed("the server", error)
+            self._faults.failed("the server", error)
         finally:
             os._exit(code)
 
-    def _watch(self, pid: int, ready: int, asked: int, ready_s: float) -> int:
-        """Until the worker ended; returns its wait status. A signal to us ends both."""
+    def _serve(self, supervisor: int, message_pipe: int, takes_over: bool) -> int:
+        """In the worker: serve until the mount, a signal, or the supervisor's end."""
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
+        end_with_parent(signal.SIGTERM)
+        with _signal_pipe((signal.SIGTERM,)) as signalled:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+            server = Server(
+                self._build(),
+                self._point,
+                self._device,
+                self._negotiated,
+                self._options,
+                on_death=lambda: os._exit(FAILED),
+                open_inodes=self._open_inodes,
+            )
+            if takes_over:
+                # Before anything is received here, or that would be sent a second time.
+                request_resend(self._device)
+                if self._open_inodes is not None:
+                    self._open_inodes.take_over()
+            server.start()
+            return self._wait_and_close(server, supervisor, message_pipe, signalled)
+
+    def _wait_and_close(
+        self, server: Server, supervisor: int, message_pipe: int, signalled: int
+    ) -> int:
+        end_readable, end_writable = os.pipe()
+        try:
+            supervisor_fd = os.pidfd_open(supervisor)
+        except ProcessLookupError:
+            supervisor_fd = end_readable
+        if os.getppid() != supervisor:
+            os.write(end_writable, b"1")  # it ended before PDEATHSIG was set
+        os.write(message_pipe, _SERVING)
+        os.close(message_pipe)
+
+        def report_end() -> None:
+            server.wait()
+            os.write(end_writable, b"1")
+
+        threading.Thread(target=report_end, name="fuse-end", daemon=True).start()
+        readable(signalled, supervisor_fd, end_readable)
+        # The mount ends now; operations that do not return must not keep the process.
+        limit_s = self._options.unmount_grace_s + _STOP_S
+        limit = threading.Timer(limit_s, os._exit, (ENDED,))
+        limit.daemon = True
+        limit.start()
+        server.close()
+        return ENDED
+
+    def _watch(self, pid: int, ready: int, signalled: int, ready_s: float) -> int:
+        """Until the worker has ended; returns its wait status. A signal to us ends both."""
         limit_ms: float | None = ready_s * 1000
         process = os.pidfd_open(pid)
         watched = select.poll()
-        for descriptor in (process, ready, asked):
+        for descriptor in (process, ready, signalled):
             watched.register(descriptor, select.POLLIN)
         try:
             while True:
@@ -233,8 +284,8 @@ class _Supervisor:
                 if ready in events:
                     limit_ms = None
                     watched.unregister(ready)
-                    self._hear(os.read(ready, _MOST_SAID_BYTES))
-                if asked in events:
+                    self._receive(os.read(ready, _MAX_MESSAGE_BYTES))
+                if signalled in events:
                     return self._stop(pid, process)
                 if process in events:
                     return os.waitpid(pid, 0)[1]
@@ -242,84 +293,41 @@ class _Supervisor:
             os.close(process)
             os.close(ready)
 
-    def _hear(self, said: bytes) -> None:
-        """What a worker says of its start: that it serves, or why it never will; "" = it died."""
-        if said == _SERVING:
-            self.serving_since = time.monotonic()
-            if self.on_ready is not None:
-                self.on_ready()
-                self.on_ready = None
-        elif said:
-            name, _, text = said.decode(errors="replace").partition(" ")
-            self.refusal = getattr(errors, name, BootseerError)(text)
+    def _receive(self, message: bytes) -> None:
+        """A worker's message: that it serves, or why it never will; "" = it died before."""
+        if message == _SERVING:
+            self._serving_since_s = time.monotonic()
+            if self._on_ready is not None:
+                self._on_ready()
+                self._on_ready = None
+        elif message:
+            name, _, text = message.decode(errors="replace").partition(" ")
+            self._refusal = getattr(errors, name, BootseerError)(text)
 
     def _stop(self, pid: int, process: int) -> int:
         """Have the worker unmount and end; it is killed when it does not."""
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        limit_s = self.options.unmount_grace_s + _LAST_S
+        limit_s = self._options.unmount_grace_s + _STOP_S
         if not readable(process, timeout_s=limit_s):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.waitpid(pid, 0)
-        return GONE
-
-
-def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> int:
-    """Build, serve, and end with the mount, with a signal, or with the supervisor."""
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
-    end_with_parent(signal.SIGTERM)
-    with _signals((signal.SIGTERM,)) as asked:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        mount = Mount(supervisor.build(), supervisor.mountpoint, options=supervisor.options)
-        if took_over:
-            # Before anything is received here, or that would come a second time.
-            Notifier(Device(supervisor.device)).resend()
-            if supervisor.open_inodes is not None:
-                supervisor.open_inodes.take_over()
-        mount.adopt(
-            supervisor.device,
-            supervisor.settled,
-            open_inodes=supervisor.open_inodes,
-            on_death=lambda: os._exit(FAILED),
-        )
-        ended, end = os.pipe()
-        try:
-            overseer = os.pidfd_open(parent)
-        except ProcessLookupError:
-            overseer = ended
-        if os.getppid() != parent:
-            os.write(end, b"1")  # it ended before we could ask to be told
-        os.write(tell, _SERVING)
-        os.close(tell)
-
-        def tell_end() -> None:
-            mount.wait()
-            os.write(end, b"1")
-
-        threading.Thread(target=tell_end, name="fuse-end", daemon=True).start()
-        readable(asked, overseer, ended)
-        # The mount is gone soon; operations that do not end must not keep the process.
-        limit = threading.Timer(supervisor.options.unmount_grace_s + _LAST_S, os._exit, (GONE,))
-        limit.daemon = True
-        limit.start()
-        mount.close()
-        return GONE
+        return ENDED
 
 
 @contextlib.contextmanager
-def _signals(numbers: tuple[signal.Signals, ...] = _ENDING) -> Iterator[int]:
+def _signal_pipe(numbers: tuple[signal.Signals, ...] = _STOP_SIGNALS) -> Iterator[int]:
     """A descriptor that becomes readable when one of these signals comes."""
-    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    readable_end, writable_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakeup_before = signal.set_wakeup_fd(writable_end, warn_on_full_buffer=False)
+    handlers_before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
-        yield readable
+        yield readable_end
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(before_fd)
-        os.close(readable)
-        os.close(writable)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(readable_end)
+        os.close(writable_end)
 
 
 def _describe(status: int) -> str:

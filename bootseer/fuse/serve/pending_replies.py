@@ -1,4 +1,4 @@
-"""Reads and looks at names that wait: answered later, from any thread, or given up when killed."""
+"""Replies that are sent later, from any thread, or when their requester has been killed."""
 
 from __future__ import annotations
 
@@ -12,49 +12,58 @@ from typing import TypeVar
 
 from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data
-from bootseer.fuse.protocol.replies import header
+from bootseer.fuse.protocol.replies import NOTIFY_RESEND, pack_error
 from bootseer.fuse.protocol.requests import OUT_HEADER
 from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.requesters import is_being_killed
 
-_EARLY_KEPT = 256
+_MAX_EARLY_INTERRUPTS = 256
 _WATCH_S = 0.1
-_MOST_VIEWS = 1000
-Answer = TypeVar("Answer")
-_pack = OUT_HEADER.struct.pack
+_MAX_VIEWS = 1000
+Body = TypeVar("Body")
+_pack_header = OUT_HEADER.struct.pack
 
-GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
-"""What writing an answer says when nobody waits for it: interrupted in the queue, or unmounted."""
+NO_REQUESTER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
+"""Errnos of sending a reply that no process waits for: interrupted before, or unmounted."""
 
 
 def send_data(device: int, unique: int, data: Data) -> None:
-    """Send an answer's bytes. Raises OSError of the device, but for `GONE`."""
+    """Send bytes as the reply. Raises OSError of the device, but for `NO_REQUESTER`."""
     views = data.views
-    if len(views) > _MOST_VIEWS:
+    if len(views) > _MAX_VIEWS:
         views = [b"".join(views)]
     try:
-        os.writev(device, (_pack(16 + sum(map(len, views)), 0, unique), *views))
+        os.writev(device, (_pack_header(16 + sum(map(len, views)), 0, unique), *views))
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in NO_REQUESTER:
             raise
 
 
 def send_error(device: int, unique: int, number: int) -> None:
-    """Send an errno as the answer. Raises as `send_data`."""
+    """Send an errno as the reply. Raises as `send_data`."""
+    _send(device, pack_error(unique, number))
+
+
+def request_resend(device: int) -> None:
+    """Have the kernel send again every request that got no reply yet (Linux 6.9 and newer)."""
+    _send(device, NOTIFY_RESEND)
+
+
+def _send(device: int, message: bytes) -> None:
     try:
-        os.write(device, header(unique, error=number))
+        os.write(device, message)
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in NO_REQUESTER:
             raise
 
 
-class Parked:
-    """One waiting request; of a read, the `Reply` that operations take."""
+class PendingReply:
+    """The reply to one request that waits; for a READ, the `Reply` that operations take."""
 
-    __slots__ = ("_interrupted", "_reads", "pid", "unique")
+    __slots__ = ("_interrupted", "_pending", "pid", "unique")
 
-    def __init__(self, reads: ParkedReads, unique: int, pid: int) -> None:
-        self._reads = reads
+    def __init__(self, pending: PendingReplies, unique: int, pid: int) -> None:
+        self._pending = pending
         self._interrupted = False
         self.unique = unique
         self.pid = pid
@@ -62,97 +71,95 @@ class Parked:
     def data(self, data: Data) -> None:
         """See `operations.Reply`. After `interrupted` the bytes are only released."""
         try:
-            if self._reads.take(self):
-                self._reads.send(send_data, self.unique, data)
+            if self._pending.claim(self):
+                self._pending.send(send_data, self.unique, data)
         finally:
             if data.release is not None:
                 data.release()
 
     def error(self, number: int) -> None:
         """See `operations.Reply`."""
-        if self._reads.take(self):
-            self._reads.send(send_error, self.unique, number)
+        if self._pending.claim(self):
+            self._pending.send(send_error, self.unique, number)
 
     @property
     def interrupted(self) -> bool:
-        """The reader was killed, and its read answered with EINTR."""
+        """The reader was killed, and its read got EINTR."""
         return self._interrupted
 
-    def give_up(self) -> None:
-        """Answer a killed reader, which could not end otherwise."""
-        if self._reads.take(self):
+    def interrupt(self) -> None:
+        """Reply to a killed requester, which cannot end before it has a reply."""
+        if self._pending.claim(self):
             self._interrupted = True
-            self._reads.send(send_error, self.unique, errno.EINTR)
+            self._pending.send(send_error, self.unique, errno.EINTR)
 
 
-class ParkedReads:
-    """All waiting reads of a mount.
+class PendingReplies:
+    """All pending replies of a mount.
 
     A signal that a reader survives must not cut its read short (EINTR from a file breaks
-    programs), and the kernel announces only the first signal. So a reader that got one is
-    looked at, ten times a second, until it has its bytes or is found killed.
+    programs), and the kernel reports only the first signal. So a requester that got one is
+    checked ten times a second, until it has its reply or is found killed.
     """
 
     def __init__(self, device: Device, faults: Faults) -> None:
         self._device = device
         self._faults = faults
-        self._waiting: dict[int, Parked] = {}
-        self._early: OrderedDict[int, None] = OrderedDict()
-        self._suspects: set[int] = set()
+        self._pending: dict[int, PendingReply] = {}
+        self._early_interrupts: OrderedDict[int, None] = OrderedDict()
+        """Of requests whose reply may become pending yet."""
+        self._interrupted: set[int] = set()
         self._lock = threading.Lock()
-        self._watching = False
+        self._is_watching = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def park(self, unique: int, pid: int) -> Parked:
-        """A reply to be given later."""
-        parked = Parked(self, unique, pid)
+    def add(self, unique: int, pid: int) -> PendingReply:
+        """A reply that will be sent later."""
+        reply = PendingReply(self, unique, pid)
         with self._lock:
-            self._waiting[unique] = parked
-            early = unique in self._early
-            if early:
-                del self._early[unique]
-        if early:
+            self._pending[unique] = reply
+            is_interrupted = unique in self._early_interrupts
+            if is_interrupted:
+                del self._early_interrupts[unique]
+        if is_interrupted:
             self.interrupt(unique)
-        return parked
+        return reply
 
-    def take(self, parked: Parked) -> bool:
-        """True for the one caller that may answer."""
-        return self._waiting.pop(parked.unique, None) is parked
+    def claim(self, reply: PendingReply) -> bool:
+        """True for the one caller that is to send this reply."""
+        return self._pending.pop(reply.unique, None) is reply
 
-    def send(self, send: Callable[[int, int, Answer], None], unique: int, answer: Answer) -> None:
-        """Send an answer, from any thread; one that the kernel will not have is a fault."""
+    def send(self, send: Callable[[int, int, Body], None], unique: int, body: Body) -> None:
+        """Send a reply, from any thread; one that the kernel refuses is reported as a fault."""
         try:
             with self._device as descriptor:
-                send(descriptor, unique, answer)
+                send(descriptor, unique, body)
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in NO_REQUESTER:
                 self._faults.failed("sending a late answer", error)
 
     def interrupt(self, unique: int) -> None:
-        """The kernel says that the reader got a signal; its read may not be parked yet."""
+        """INTERRUPT: the requester got a signal. Its reply need not be pending yet."""
         with self._lock:
-            if unique not in self._waiting:
-                self._early[unique] = None
-                if len(self._early) > _EARLY_KEPT:
-                    self._early.popitem(last=False)
+            if unique not in self._pending:
+                self._early_interrupts[unique] = None
+                if len(self._early_interrupts) > _MAX_EARLY_INTERRUPTS:
+                    self._early_interrupts.popitem(last=False)
                 return
-            self._suspects.add(unique)
-            start = not self._watching
-            self._watching = True
+            self._interrupted.add(unique)
+            start = not self._is_watching
+            self._is_watching = True
         if start:
             threading.Thread(target=self._watch, name="fuse-signals", daemon=True).start()
 
     def _watch(self) -> None:
         while True:
             with self._lock:
-                self._suspects &= self._waiting.keys()
-                suspects = [self._waiting[u] for u in self._suspects if u in self._waiting]
-                if not suspects:
-                    self._watching = False
+                self._interrupted &= self._pending.keys()
+                replies = [self._pending[u] for u in self._interrupted if u in self._pending]
+                if not replies:
+                    self._is_watching = False
                     return
-            for parked in suspects:
-                if is_being_killed(parked.pid):
-                    parked.give_up()
+            for reply in replies:
+                if is_being_killed(reply.pid):
+                    reply.interrupt()
             time.sleep(_WATCH_S)

@@ -108,8 +108,8 @@ def _mount(
         lock = state.lock.descriptor
         try:
             answer = daemon.start(
-                lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
-                what=settings.directory,
+                lambda send, state=state, helper=helper: serve(settings, state, send, helper),  # type: ignore[misc]
+                mountpoint=settings.directory,
                 limit_s=START_LIMIT_S,
                 waits_for=f"the registry to answer for {settings.ref}",
                 tries=1,
@@ -165,7 +165,7 @@ def _share(settings: MountSettings, server: server_registry.ServerRecord) -> boo
 def serve(
     settings: MountSettings,
     state: server_registry.ServerFolder,
-    tell: daemon.Tell,
+    send: daemon.Send,
     helper: socket | None = None,
 ) -> None:
     """Serve in this process, which must have one thread, until the image is unmounted."""
@@ -174,7 +174,7 @@ def serve(
     from bootseer.imageprefetch.mount.mount_events import FaultLog
     from bootseer.imageprefetch.mount.mount_worker import Worker
 
-    log = daemon.Log(settings.log_file)
+    log = daemon.Log.open(settings.log_file)
     faults = FaultLog.open(os.path.join(state.folder, server_registry.FAULTS))
 
     def on_death(worker: int) -> None:
@@ -193,7 +193,7 @@ def serve(
     )
     try:
         supervise(
-            lambda: Worker(settings, state, tell, log.say, faults, helper).start(),
+            lambda: Worker(settings, state, send, log.say, faults, helper).start(),
             state.front,
             options,
             on_death=on_death,

@@ -1,7 +1,7 @@
 """Mounting as a task of a fork server, for a process that goes on by itself.
 
 The request's words are the task's name and the settings as text. The task writes one line of JSON
-to its standard output: the fields of `MountedImage`, or an error as `daemon.packed` has it.
+to its standard output: the fields of `MountedImage`, or an error as `daemon.encode_error` has it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main(words: list[str]) -> int:
             answer = dataclasses.asdict(mounting.mount(settings))
             made = True
         except Exception as error:  # the border: this process ends here, and the client raises it
-            answer = daemon.packed(error)
-        daemon.write_answer(1, answer)
+            answer = daemon.encode_error(error)
+        daemon.send_answer(1, answer)
     except BaseException:
         if made:
             with contextlib.suppress(BootseerError):
@@ -61,5 +61,5 @@ def mount_by(
         raise StoreUnavailableError("the agent ended while it mounted; start it again")
     answer = json.loads(line)
     if "error" in answer:
-        raise daemon.unpacked(answer)
+        raise daemon.decode_error(answer)
     return MountedImage(**{**answer, "notes": tuple(answer["notes"])})

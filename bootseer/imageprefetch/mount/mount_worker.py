@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofs_mount
-from bootseer.blockimage.serve.data_file import ImageFront
+from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.opened_image import without_hot_set
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
-from bootseer.fuse.serve.daemon import Tell, packed, write_waiting
+from bootseer.fuse.serve.daemon import Send, encode_error, send_waiting
 from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 from bootseer.imageprefetch.mount import container_folders, server_registry
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, MountEvents
@@ -39,9 +39,9 @@ END_WAIT_S = 5.0
 
 
 class Worker:
-    """One process's part in an image server; `front` is the FUSE file system that it serves.
+    """One process's part in an image server; `file` is what its FUSE mount serves.
 
-    `tell` answers the caller of the mount, `say` writes to the log, `helper` is the link of a
+    `send` answers the caller of the mount, `say` writes to the log, `helper` is the link of a
     registry helper.
     """
 
@@ -49,12 +49,12 @@ class Worker:
         self,
         settings: MountSettings,
         state: server_registry.ServerFolder,
-        tell: Tell,
+        send: Send,
         say: Callable[[str], None],
         faults: FaultLog,
         helper: socket | None = None,
     ) -> None:
-        self._settings, self._state, self._tell, self._helper = settings, state, tell, helper
+        self._settings, self._state, self._send, self._helper = settings, state, send, helper
         self._events = MountEvents(
             settings.ref,
             settings.workload,
@@ -67,10 +67,15 @@ class Worker:
         self._complete: CompleteImage | None = None  # instead of a server
         self._resolved: ResolvedImage | None = None
         self._ended = threading.Event()
-        self.front = Front(self, released=_end, failed=self._read_failed)
-        self.front.announced = ReadaheadNotices(state.folder).covers
+        self.file = DataFile(
+            on_release=_end,
+            on_error=self._read_failed,
+            on_unmount=self._before_unmount,
+            on_end=self._after_unmount,
+            is_announced=ReadaheadNotices(state.folder).covers,
+        )
         self._recording = ServerRecording(
-            self.front,
+            self.file,
             os.path.join(state.folder, server_registry.TOUCHES),
             self._data_key,
             wanted=settings.record,
@@ -80,16 +85,16 @@ class Worker:
             not_begun=settings.not_begun,
         )
 
-    def start(self) -> Front:
+    def start(self) -> DataFile:
         """Bring the image up, or take over from a worker that died, in the background."""
         previous = self._state.server
         if previous is not None and not previous.sealed:  # its readers wait for answers already
-            self.front.size(previous.data_bytes)
-            self.front.adopt(previous.handle)
+            self.file.set_size(previous.data_bytes)
+            self.file.take_over(previous.handle, behind_loop=previous.loop)
             self._recording.resume(previous.data_bytes)
         work = self._bring_up if previous is None else lambda: self._take_over(previous)
         threading.Thread(target=self._guard, args=(work,), name="image-up", daemon=True).start()
-        return self.front
+        return self.file
 
     # --- coming up -----------------------------------------------------------------------
 
@@ -99,20 +104,20 @@ class Worker:
         except BaseException as error:  # a border: the caller gets the error, and this server ends
             self._recording.drop()
             self._events.not_mounted(error)
-            self._answer(packed(error))
+            self._answer(encode_error(error))
             self._events.fault("mount", str(error))
             _end()
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:
-            self._tell(answer)
+            self._send(answer)
         except OSError:
             pass  # the caller has ended
 
     def _hand_over(self, mounted: dict[str, Any], server: server_registry.ServerRecord) -> None:
         """Answer the caller, whose the mount is from now on; raises where it has ended."""
         try:
-            self._tell({"mounted": mounted, "server": dataclasses.asdict(server)})
+            self._send({"mounted": mounted, "server": dataclasses.asdict(server)})
         except OSError as error:
             raise StoreUnavailableError("not mounted, as who asked for it has ended") from error
 
@@ -135,7 +140,7 @@ class Worker:
     def _bring_up(self) -> None:
         self._events.begin(MOUNT)
         resolver = self._resolver()
-        retry.wait_listener = lambda *report: write_waiting(self._tell, *report)
+        retry.wait_listener = lambda *report: send_waiting(self._send, *report)
         try:
             self._mount_resolved(resolver)
         finally:
@@ -164,7 +169,7 @@ class Worker:
                 workload=settings.workload,
                 device=mounted.device,
                 source=mounted.source,
-                handle=self.front.last_handle,
+                handle=self.file.last_handle,
                 data_bytes=resolved.image.data_bytes,
                 loop=mounted.loop,
                 shared=settings.share,
@@ -251,7 +256,7 @@ class Worker:
             self._recording.drop()
             return
         server = self._make_server(resolved)
-        server.adopt(previous.loop, previous.bdis)
+        server.adopt(previous.bdis)
         mounts = server_registry.whole_paths(previous)
         if not mounts:
             server.settings = dataclasses.replace(server.settings, warm=False)
@@ -264,7 +269,7 @@ class Worker:
             self._resolver(),
             previous.digest,
             previous.block_image,
-            front=self.front,
+            file=self.file,
             deadline_s=self._settings.deadline_s,
             ended=self._ended,
             say=self._events.fault,
@@ -276,7 +281,7 @@ class Worker:
         image = resolved.image if self._settings.hot else without_hot_set(resolved.image)
         server = ImageServer(
             image,
-            self.front,
+            self.file,
             self._serve_settings(resolved.digest),
             say=self._events.fault,
             hot_done=self._hot_done,
@@ -421,10 +426,8 @@ class Worker:
 
     # --- the end -------------------------------------------------------------------------
 
-    def ending(self) -> None:
-        """End serving; called by `Mount.close`. Twice is safe."""
-        if self._ended.is_set():
-            return
+    def _before_unmount(self) -> None:
+        """End serving."""
         self._ended.set()
         record = self._state.server
         # If the supervisor died, no one asked for this end: a mount that needs no server stays.
@@ -438,33 +441,11 @@ class Worker:
         if self._complete is not None:
             self._complete.close()
 
-    def ended(self) -> None:
+    def _after_unmount(self) -> None:
         """The FUSE mount has ended. If the supervisor died, it cannot clean up."""
         record = self._state.server
         if record is not None and record.supervisor != os.getppid():
             self._state.remove()
-
-
-class Front(ImageFront):
-    """A worker's FUSE file system, which reports its end to the worker."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        *,
-        released: Callable[[], None],
-        failed: Callable[[int, BaseException], None],
-    ) -> None:
-        super().__init__(released=released, failed=failed)
-        self._worker = worker
-
-    def ending(self) -> None:
-        """This process unmounts it."""
-        self._worker.ending()
-
-    def destroy(self) -> None:
-        super().destroy()
-        self._worker.ended()
 
 
 def _end() -> None:

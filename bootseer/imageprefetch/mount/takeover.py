@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError
 from bootseer.storage.retry import backoff_s
 
 if TYPE_CHECKING:
-    from bootseer.blockimage.serve.data_file import ImageFront
+    from bootseer.blockimage.serve.data_file import DataFile
     from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0
@@ -28,20 +28,20 @@ def reopen_image(
     digest: str,
     block_image: str,
     *,
-    front: ImageFront,
+    file: DataFile,
     deadline_s: float,
     ended: threading.Event,
     say: Callable[[str, str], None],
 ) -> ResolvedImage | None:
     """The block image that is mounted, and no newer one; None when `ended`.
 
-    Meanwhile reads of `front` that have waited for `deadline_s` fail.
+    Meanwhile reads of `file` that have waited for `deadline_s` fail.
     """
     done, last = threading.Event(), [BootseerError("the image is being opened again")]
 
     def expire() -> None:
         while not done.wait(LOOK_S):
-            front.give_up(deadline_s, last[0])
+            file.give_up(deadline_s, last[0])
 
     threading.Thread(target=expire, name="image-late", daemon=True).start()
     failures = 0

@@ -22,7 +22,7 @@ from bootseer.imageprefetch.record.touch_journal import SAVE_S, TouchJournal
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from bootseer.blockimage.serve.data_file import ImageFront
+    from bootseer.blockimage.serve.data_file import DataFile
     from bootseer.blocks.trace.recorder import Recorder
     from bootseer.blocks.trace.trace_file import Trace
     from bootseer.imageprefetch.record.first_step import FirstStepWatch
@@ -207,7 +207,7 @@ class ServerRecording:
 
     def __init__(
         self,
-        front: ImageFront,
+        file: DataFile,
         journal: str,
         name: Callable[[], str],
         *,
@@ -217,7 +217,7 @@ class ServerRecording:
         events_dir: str,
         not_begun: str,
     ) -> None:
-        self._front, self._name, self._is_wanted = front, name, wanted
+        self._file, self._name, self._is_wanted = file, name, wanted
         self._workload, self._window_s = workload, window_s
         self._events_dir, self._not_begun = events_dir, not_begun
         self._journal = TouchJournal(journal)
@@ -254,7 +254,7 @@ class ServerRecording:
             window_s=self._window_s,
             elapsed_s=elapsed_s,
         )
-        self._front.touches = recorder
+        self._file.record(recorder)
         return recorder
 
     def run(self, folder: str, *, cold: bool, ended: Callable[[Trace | None], None]) -> None:
@@ -265,11 +265,11 @@ class ServerRecording:
         """
         if self._recorder is None:
             return
-        is_resumed, front, not_begun = self._is_resumed, self._front, self._not_begun
+        is_resumed, file, not_begun = self._is_resumed, self._file, self._not_begun
         self._recording = StartRecording(
             self._recorder,
             _LateTraceStore(folder),
-            full=lambda: cold and not is_resumed and not front.reads.warm_reads,
+            full=lambda: cold and not is_resumed and not file.reads.warm_reads,
             name=self._name,
             events_dir=self._events_dir,
             ended=ended,

@@ -33,7 +33,7 @@ from bootseer.fuse.mount.mount_point import (
 from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve import daemon
-from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
+from bootseer.fuse.serve.daemon import Log, run_in_child, users_of
 from bootseer.storage.open import open_object
 from bootseer.storage.store import Store
 from bootseer.storage.urls import redact
@@ -53,8 +53,8 @@ def mount(settings: MountSettings) -> None:
     """
     settings = _absolute(settings)
     daemon.start(
-        lambda tell: serve(settings, on_ready=lambda: tell({})),
-        what=settings.mountpoint,
+        lambda send: serve(settings, on_ready=lambda: send({})),
+        mountpoint=settings.mountpoint,
         limit_s=START_LIMIT_S,
         waits_for=f"the store to answer for {redact(settings.url)}",
         log_file=settings.log_file,
@@ -76,10 +76,10 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         raise UsageError("--fuse-backend fusepy is read-only; leave --rw out, or take own")
     _check_place(settings)
     # Before anything that may hang: who gave up is sent there.
-    log = Log(settings.log_file, settings.mountpoint)
+    log = Log.open(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact(settings.url)}"
-    in_a_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
+    run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     process = _process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
@@ -118,6 +118,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
+    from bootseer.stripedfs.read import namespace
     from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
@@ -133,10 +134,12 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         connections=settings.connections or FETCH.connections,
     )
     fetcher = Fetcher(fetch, cache=cache)
+    root = namespace.look(store, name)
     if settings.writable:
         return WritableTree(
             store,
             name,
+            root,
             fetcher,
             writing=settings.writing,
             deadline_s=settings.deadline_s,
@@ -145,6 +148,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     return StripedTree(
         store,
         name,
+        root,
         fetcher,
         direct_bytes=settings.direct_bytes,
         deadline_s=settings.deadline_s,

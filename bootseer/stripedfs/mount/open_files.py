@@ -1,4 +1,4 @@
-"""Files of a mounted tree being read: answers at once from memory, or later from fetch threads."""
+"""Open files of a mounted tree: replies at once from memory, or later from fetch threads."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from bootseer.errors import (
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
 from bootseer.fuse.serve.faults import Faults
+from bootseer.fuse.serve.pending_read import PendingRead
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
 
 if TYPE_CHECKING:
-    from bootseer.blocks.fetch.fetcher import Fetcher, Held
+    from bootseer.blocks.cache.direct_reads import Straight
+    from bootseer.blocks.fetch.fetcher import Fetcher
 
 NOTHING = Data((b"",))
 COUNTER_BITS = 24
 HELPERS = 4
 ONE_READ_BYTES = 128 << 10
 MOST_KEPT_SOURCES = 256
-"""Sources of closed files kept for whoever opens them next; one costs 16 bytes a chunk."""
+"""Sources of closed files kept for the next opening; one costs 16 bytes a chunk."""
 
 _ERRNOS = (
     (NotFoundError, errno.ENOENT),
@@ -50,18 +52,18 @@ _ERRNOS = (
 
 
 class Complaints:
-    """Tells `say` and the events of each fault, but the same words only once."""
+    """Reports each fault to `say` and as an event; one of the same text only once."""
 
     def __init__(self, say: Callable[[str], None] | None) -> None:
         self._faults = Faults(say, "checkpoint.fault")
 
     def number(self, error: BaseException, where: str, *, reading: bool = False) -> int:
-        """The errno that an error is answered with; said unless it is an ordinary refusal."""
+        """The errno for an error, which is reported unless it is an ordinary refusal."""
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
         number = next((n for kind, n in _ERRNOS if isinstance(error, kind)), errno.EIO)
         if reading:
-            number = errno.EIO  # whoever has the file open has been let in and found it
+            number = errno.EIO  # the file was found and opened before
         text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
         if number == errno.EIO:
             self._faults.say(type(error).__name__, f"{where}: {text}", same=text)
@@ -69,7 +71,7 @@ class Complaints:
 
 
 class Answered:
-    """A block whose errors become the answer to the kernel."""
+    """A block whose errors become the reply to the kernel."""
 
     __slots__ = ("_complaints", "_what")
 
@@ -84,47 +86,67 @@ class Answered:
 
 
 class OpenFile:
-    """One opening of a file: its source, and what was read of it so far."""
+    """One opening of a file: its source, and how it was read so far."""
 
-    __slots__ = ("_ahead", "_files", "_straight", "_sure", "_where", "after", "place", "source")
+    __slots__ = (
+        "_ahead",
+        "_files",
+        "_is_stable",
+        "_straight",
+        "_where",
+        "after",
+        "place",
+        "source",
+    )
 
     def __init__(
-        self, files: OpenFiles, source: FileSource, where: str, place: object = None
+        self,
+        files: OpenFiles,
+        source: FileSource,
+        where: str,
+        place: object,
+        straight: Straight | None = None,
     ) -> None:
         self._files = files
         self.place = place
         self.source = source
         self.after: OpenFile | None = None
-        """What took its place when its bytes moved, or got other pages."""
+        """Its replacement since its bytes have moved, or have lost their pages to others."""
         self._where = where
-        # What one request brings is hardly asked for twice: not worth two descriptors.
-        long = source.size_bytes > ONE_READ_BYTES
-        self._straight = files.fetcher.straight(source) if long else None
-        self._sure = not is_volatile(source)
+        self._straight = straight
+        self._is_stable = not is_volatile(source)
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
 
+    @classmethod
+    def open(cls, files: OpenFiles, source: FileSource, where: str, place: object) -> OpenFile:
+        """Open a source to be read. May wait for the node cache."""
+        # A file of one request is seldom read twice: not worth two descriptors.
+        is_long = source.size_bytes > ONE_READ_BYTES
+        straight = files.fetcher.straight(source) if is_long else None
+        return cls(files, source, where, place, straight)
+
     @property
     def identity(self) -> str:
-        """Names its bytes."""
+        """Identifies its bytes."""
         return self.source.identity
 
     def outdated(self) -> OpenFile:
-        """What takes its place when its pages are of other bytes."""
+        """Its replacement when its pages hold other bytes."""
         return _Outdated(self._files, self.source, self._where, self.place)
 
     def moved(self, source: FileSource, where: str) -> OpenFile:
-        """What takes its place when its bytes lie elsewhere."""
-        return OpenFile(self._files, source, where, self.place)
+        """Its replacement when its bytes lie elsewhere."""
+        return OpenFile.open(self._files, source, where, self.place)
 
     def replaced_by(self, after: OpenFile) -> OpenFile:
-        """Close this one; returns `after`, by which reads that fail from now on are repeated."""
+        """Close this one; returns `after`, which repeats its reads that fail from now on."""
         self.close()
         self.after = after
         return after
 
     def close(self) -> None:
-        """It is read no more."""
+        """It is not read any more."""
         self._straight = None
         self._ahead.close()
 
@@ -135,127 +157,106 @@ class OpenFile:
             size = source.size_bytes - offset
             if size <= 0:
                 return NOTHING
-        # What is verified in the node cache comes from there; nearly every small read does.
+        # Bytes verified in the node cache are read from there, as by nearly every small read.
         if straight is None or not straight.marks.whole:
             for begin, length in self._ahead.note(offset, size):
                 self._files.fetcher.prefetch(source, begin, length, Priority.HOT)
-        if straight is not None and (self._sure or not source.doubtful(offset, size)):
+        if straight is not None and (self._is_stable or not source.doubtful(offset, size)):
             view = straight.read(offset, size)
             if view is not None:
                 return view
         return self._fetched(offset, size, later)
 
+    def read_for(self, reply: Reply, offset: int, size: int) -> None:
+        """Read, in a thread that may wait for the store, and reply. Raises as `read`."""
+        data = self.read(offset, size, lambda: reply)
+        if isinstance(data, memoryview):  # this thread's own, until its next read
+            data = Data((data,))
+        if data is not None:
+            reply.data(data)
+
     def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """Bytes from the fetcher's memory, now or later."""
         source, files = self.source, self._files
-        waiting = _Waiting(files, self, offset, size, self._where)
+        read = _FileRead(files, self, offset, size, self._where)
         try:
-            held = files.fetcher.held(source, offset, size, waiting.ready)
-            if held is not None and not source.doubtful(offset, size):
+            held = files.fetcher.held(source, offset, size, read.resume)
+            if held is not None and (self._is_stable or not source.doubtful(offset, size)):
                 return Data(held.views, held.release)
         except BootseerError as error:
             if self.after is None and not files.renames():
                 raise
-            waiting.fail(later(), error)
+            read.fail(later(), error)
             return None
-        waiting.park(later(), held)
+        if held is None:
+            read.reply_by(later())
+        else:
+            read.send(later(), Data(held.views, held.release))
         return None
 
 
 class _Outdated(OpenFile):
-    """One whose pages in the page cache are by now of other bytes."""
+    """One whose pages in the page cache hold other bytes by now."""
 
     __slots__ = ()
 
     def moved(self, source: FileSource, where: str) -> OpenFile:
-        return _Outdated(self._files, self.source, where, self.place)
+        return _Outdated(self._files, source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         raise FileSystemError(errno.ESTALE)
 
 
-class _Waiting:
-    """A read whose bytes are not there yet, or are in doubt."""
+class _FileRead(PendingRead):
+    """A read whose bytes are not in memory yet, or may have changed at the store."""
 
-    __slots__ = (
-        *("_files", "_lock", "_met", "_offset", "_opened", "_reply", "_size", "_source"),
-        *("_there", "_where"),
-    )
+    __slots__ = ("_files", "_offset", "_opened", "_renames_met", "_size", "_source", "_where")
 
     def __init__(
         self, files: OpenFiles, opened: OpenFile, offset: int, size: int, where: str
     ) -> None:
+        super().__init__()
         self._files, self._opened, self._where = files, opened, where
         self._source = opened.source
         self._offset, self._size = offset, size
-        self._lock = threading.Lock()
-        self._reply: Reply | None = None
-        self._there = False
-        self._met: frozenset[object] | None = None
+        self._renames_met: frozenset[object] | None = None
         """The renames that were under way when it failed."""
 
-    def ready(self) -> None:
-        """The bytes are there or have failed; called from a fetch thread."""
-        with self._lock:
-            self._there = True
-            reply = self._reply
-        if reply is not None:
-            self._collect(reply)
+    def collect(self) -> Data | None:
+        held = self._files.fetcher.held(self._source, self._offset, self._size, self.resume)
+        return None if held is None else Data(held.views, held.release)
 
-    def park(self, reply: Reply, held: Held | None) -> None:
-        """Answer later; with `held`, as soon as the doubts about it are settled."""
-        if held is not None:
-            self._confirm(reply, held)
-            return
-        with self._lock:
-            self._reply = reply
-            there = self._there
-        if there:
-            self._collect(reply)
+    def send(self, reply: Reply, data: Data) -> None:
+        if self._source.doubtful(self._offset, self._size):
+            self._files.help(functools.partial(self._confirm, reply, data))
+        else:
+            reply.data(data)
 
-    def _collect(self, reply: Reply) -> None:
-        source = self._source
+    def _confirm(self, reply: Reply, data: Data) -> None:
+        """Ask the store whether the bytes are still its own, and reply."""
         try:
-            with self._lock:
-                self._there = False
-            held = self._files.fetcher.held(source, self._offset, self._size, self.ready)
+            if not reply.interrupted:  # else the bytes are only released
+                self._source.confirm()
         except Exception as error:  # whatever it is, the reader must not wait for ever
+            if data.release is not None:
+                data.release()
             self.fail(reply, error)
             return
-        if held is None:
-            return  # evicted before we came: `ready` will be called again
-        if reply.interrupted:
-            held.release()
-        elif source.doubtful(self._offset, self._size):
-            self._confirm(reply, held)
-        else:
-            reply.data(Data(held.views, held.release))
-
-    def _confirm(self, reply: Reply, held: Held) -> None:
-        """In a thread that may wait for the store."""
-
-        def settle() -> None:
-            try:
-                self._source.confirm()
-            except Exception as error:  # whatever it is, the reader must not wait for ever
-                held.release()
-                self.fail(reply, error)
-                return
-            reply.data(Data(held.views, held.release))
-
-        self._files.help(settle)
+        reply.data(data)
 
     def fail(self, reply: Reply, error: Exception) -> None:
-        """Read again by what took the file's place if it is moved meanwhile; else tell the error.
+        """Repeat the read by the file's replacement, if it was moved; else reply with the error.
 
         A rename that is under way may be why the read failed, so its end is waited for.
         """
-        if self._met is None:
-            # An outage is no rename's doing, and was waited for long enough.
+        if self._renames_met is None:
+            # A rename causes no outage, which was waited for long enough.
             is_outage = isinstance(error, (DeadlineError, StoreUnavailableError))
-            self._met = frozenset() if is_outage else self._files.renames()
+            self._renames_met = frozenset() if is_outage else self._files.renames()
         after = self._opened.after
-        if after is None and self._files.await_end(self._met, lambda: self.fail(reply, error)):
+        if after is None and self._files.await_end(
+            self._renames_met, lambda: self.fail(reply, error)
+        ):
             return
         after = self._opened.after  # it may have come as the last of them ended
         if after is None:
@@ -266,18 +267,13 @@ class _Waiting:
         self._files.help(functools.partial(self._repeat, reply, after))
 
     def _repeat(self, reply: Reply, after: OpenFile) -> None:
-        """In a thread that may wait for the store."""
+        """In a helper thread."""
         if reply.interrupted:
             return
         try:
-            data = after.read(self._offset, self._size, lambda: reply)
-            if isinstance(data, memoryview):  # this thread's own, until its next read
-                data = Data((data,))
+            after.read_for(reply, self._offset, self._size)
         except Exception as error:  # whatever it is, the reader must not wait for ever
             self._refuse(reply, error, after)
-            return
-        if data is not None:
-            reply.data(data)
 
     def _refuse(self, reply: Reply, error: Exception, opened: OpenFile) -> None:
         if isinstance(error, BootseerError):
@@ -288,8 +284,8 @@ class _Waiting:
 class OpenFiles:
     """The files that are open, by handle.
 
-    A handle names the bytes it was opened for, so that another process can take it over: it goes
-    on only with the same bytes, and gives ESTALE when the file was replaced meanwhile.
+    A handle identifies the bytes it was opened for, so that another process can take it over: it
+    serves the same bytes only, and gives ESTALE when the file was replaced meanwhile.
     """
 
     def __init__(self, fetcher: Fetcher, complaints: Complaints) -> None:
@@ -302,7 +298,7 @@ class OpenFiles:
         self._pool: ThreadPoolExecutor | None = None
         self._renames: frozenset[object] = frozenset()
         self._waiting: list[tuple[frozenset[object], Callable[[], None]]] = []
-        """What is called when the renames beside it have ended."""
+        """Renames, and what is called once they have ended."""
 
     def source(self, inode: Inode, stamp: object, opening: Callable[[], FileSource]) -> FileSource:
         """The source of a file, opened unless one of the same `stamp` is kept. May wait."""
@@ -319,48 +315,48 @@ class OpenFiles:
         return source
 
     def number(self, source: FileSource) -> Handle:
-        """A fresh handle for a file; who reads by it alone must `revive` it."""
+        """A new handle for a file; reads by it need `revive` first."""
         number = next(self._counter) & (1 << COUNTER_BITS) - 1
         return Handle(_tag(source) << COUNTER_BITS | number)
 
     def add(self, source: FileSource, where: str, place: object) -> Handle:
-        """A fresh handle for a file; `place` tells which others share its pages."""
+        """Open a file; returns its handle. Openings of the same `place` share their pages."""
         handle = self.number(source)
-        opened = OpenFile(self, source, where, place)
+        opened = OpenFile.open(self, source, where, place)
         with self._lock:
             self.by_handle[handle] = opened
         return handle
 
     def get(self, handle: Handle) -> OpenFile | None:
-        """The open file, unless another process opened it."""
+        """The open file; None where another process opened it."""
         return self.by_handle.get(handle)
 
     def outdate(self, place: object, *, but: str = "") -> None:
-        """Other bytes get the pages of `place`: who reads earlier ones has ESTALE from now on."""
+        """Other bytes get the pages of `place`: readers of earlier ones get ESTALE from now on."""
         with self._lock:
-            for handle, found in list(self.by_handle.items()):
-                if found.place == place and not (but and found.identity == but):
-                    self.by_handle[handle] = found.replaced_by(found.outdated())
+            for handle, opened in list(self.by_handle.items()):
+                if opened.place == place and not (but and opened.identity == but):
+                    self.by_handle[handle] = opened.replaced_by(opened.outdated())
 
     def places(self) -> set[object]:
         """The places of all that is open."""
         with self._lock:
-            return {found.place for found in self.by_handle.values()}
+            return {opened.place for opened in self.by_handle.values()}
 
     def move(self, place: object, source: FileSource, where: str) -> None:
-        """Whoever has the file at `place` open reads the same bytes from `source` from now on.
+        """Openings of the file at `place` read the same bytes from `source` from now on.
 
-        Who has a plain file open that another one replaced, unnoticed so far, stays with that.
+        An opening of a plain file that was replaced unnoticed stays with the earlier bytes.
         """
         with self._lock:
-            for handle, found in list(self.by_handle.items()):
-                is_other = is_volatile(source) and found.identity != source.identity
-                if found.place == place and not is_other:
-                    self.by_handle[handle] = found.replaced_by(found.moved(source, where))
+            for handle, opened in list(self.by_handle.items()):
+                is_other = is_volatile(source) and opened.identity != source.identity
+                if opened.place == place and not is_other:
+                    self.by_handle[handle] = opened.replaced_by(opened.moved(source, where))
 
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:
-        """A rename, from before the store does it until `move` was called for what is open."""
+        """A rename, from before the store is asked for it until `move` has been called."""
         this = object()
         with self._lock:
             self._renames |= {this}
@@ -369,17 +365,17 @@ class OpenFiles:
         finally:
             with self._lock:
                 left = self._renames = self._renames - {this}
-                over = [then for met, then in self._waiting if not met & left]
+                due = [then for renames, then in self._waiting if not renames & left]
                 self._waiting = [each for each in self._waiting if each[0] & left]
-            for then in over:
+            for then in due:
                 self.help(then)
 
     def renames(self) -> frozenset[object]:
-        """Those that are under way."""
+        """The renames that are under way."""
         return self._renames
 
     def await_end(self, renames: frozenset[object], then: Callable[[], None]) -> bool:
-        """Call `then` in a helping thread when these have ended; False where all have."""
+        """Call `then` in a helper thread once these have ended; False where all have."""
         with self._lock:
             if not renames & self._renames:
                 return False
@@ -387,7 +383,7 @@ class OpenFiles:
             return True
 
     def revive(self, handle: Handle, source: FileSource, where: str, place: object) -> OpenFile:
-        """Take over a handle of the process before us. Raises FileSystemError(ESTALE)."""
+        """Take over a handle of the process before this one. Raises FileSystemError(ESTALE)."""
         if handle >> COUNTER_BITS != _tag(source):
             raise FileSystemError(errno.ESTALE)
         return self.adopt(handle, source, where, place)
@@ -396,21 +392,21 @@ class OpenFiles:
         self, handle: Handle, source: FileSource, where: str, place: object = None
     ) -> OpenFile:
         """Read a source by a handle that was made elsewhere."""
-        opened = OpenFile(self, source, where, place)
+        opened = OpenFile.open(self, source, where, place)
         with self._lock:
             return self.by_handle.setdefault(handle, opened)
 
     def drop(self, handle: Handle) -> FileSource | None:
-        """The kernel closed it; returns what was read by it."""
+        """The kernel closed a handle; returns what was read by it."""
         with self._lock:
-            found = self.by_handle.pop(handle, None)
-        if found is None:
+            opened = self.by_handle.pop(handle, None)
+        if opened is None:
             return None
-        found.close()
-        return found.source
+        opened.close()
+        return opened.source
 
     def help(self, work: Callable[[], None]) -> None:
-        """Do something that may wait, in a thread that no reader needs."""
+        """Run `work` in a helper thread, which may wait for the store."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(HELPERS, "stripe-helper")
@@ -418,7 +414,7 @@ class OpenFiles:
         pool.submit(work)
 
     def close(self) -> None:
-        """End the helping threads, and tell what was fetched."""
+        """End the helper threads, and report what was fetched."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -427,5 +423,5 @@ class OpenFiles:
 
 
 def _tag(source: FileSource) -> int:
-    """Names a source's bytes within a handle."""
+    """Identifies a source's bytes within a handle."""
     return xxhash.xxh3_64_intdigest(source.key.encode(errors="surrogateescape")) >> COUNTER_BITS

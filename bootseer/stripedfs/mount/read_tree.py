@@ -31,8 +31,9 @@ from bootseer.fuse.operations import (
     FileSystemError,
     Handle,
     Inode,
+    Later,
     Opened,
-    Reply,
+    Operations,
 )
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
@@ -59,23 +60,23 @@ MOST_SURVEYED = 10_000
 """Folders that are looked into for an inode of a process before us."""
 
 
-class StripedTree:
-    """`Operations` over what a name on a store stands for; a file is served as the one file of `/`.
+class StripedTree(Operations):
+    """`Operations` over `root`, what `name` stands for; a file is served as the one file of `/`.
 
-    Files of `direct_bytes` and more bypass the page cache. Raises NotFoundError and its relatives
-    when there is nothing of that name. Faults that readers get as EIO are told to `say` in words.
-    Who made the fetcher closes it after the mount is gone. What is asked of the store for one
-    request is tried for `deadline_s`. `inode_a_path`: the server numbers files by their paths,
-    so that a file and what replaces it share their pages. `passing_from`: the fetcher's node
-    cache, whose complete files the kernel may read by itself.
+    Files of `direct_bytes` and more bypass the page cache. Faults that readers get as EIO are
+    reported to `say` in words. The fetcher is closed by its maker, after the mount has ended. What
+    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the server
+    numbers files by their paths, so that a file and what replaces it share their pages.
+    `passing_from`: the fetcher's node cache, whose complete files the kernel may read by itself.
     """
 
-    slow = ("lookup", "getattr", "readdir", "open", "getxattr", "listxattr")
+    may_block = True
 
     def __init__(
         self,
         store: Store,
         name: str,
+        root: Found,
         fetcher: Fetcher,
         *,
         direct_bytes: int = DIRECT_BYTES,
@@ -103,11 +104,10 @@ class StripedTree:
         self._surveying = threading.Lock()
         self._absent: dict[Inode, float] = {}
         self._away_until_s = 0.0
-        found = namespace.look(store, name)
-        self._single = not found.is_folder
-        self.nodes = Nodes(found)
+        self._single = not root.is_folder
+        self.nodes = Nodes(root)
         if self._single:
-            self.nodes.fill(self.nodes.root, [found], {})
+            self.nodes.fill(self.nodes.root, [root], {})
 
     # --- names and attributes -----------------------------------------------------------------
 
@@ -119,8 +119,7 @@ class StripedTree:
                     return self._attr(node)
         raise FileSystemError(errno.ESTALE)
 
-    def referred(self, inodes: Iterable[Inode]) -> None:
-        """The kernel was given references by a listing."""
+    def add_references(self, inodes: Iterable[Inode]) -> None:
         for inode in inodes:
             self.nodes.refer(inode)
 
@@ -203,7 +202,7 @@ class StripedTree:
         return Opened(handle, direct=direct, keep_cache=same)
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         opened = self._opened.get(handle)
         if opened is not None:
@@ -214,14 +213,9 @@ class StripedTree:
             try:
                 node = self.node(inode)
                 opened = self.files.revive(handle, self.source(node), self._where(node), inode)
-                data = opened.read(offset, size, lambda: reply)
-                if isinstance(data, memoryview):  # this thread's own, until its next read
-                    data = Data((data,))
+                opened.read_for(reply, offset, size)
             except Exception as error:  # whatever it is, the reader must not wait for ever
                 reply.error(self.complaints.number(error, f"inode {inode}"))
-                return
-            if data is not None:
-                reply.data(data)
 
         self.files.help(revive)
         return None

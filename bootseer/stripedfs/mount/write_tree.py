@@ -30,7 +30,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Opened, Reply
+from bootseer.fuse.operations import (
+    ROOT,
+    Attr,
+    Data,
+    FileSystemError,
+    Handle,
+    Inode,
+    Later,
+    Opened,
+    WritableOperations,
+)
 from bootseer.fuse.serve.requesters import closes_because_killed
 from bootseer.storage.retry import limited
 from bootseer.storage.store import Store
@@ -77,16 +87,17 @@ class SavedSet:
         """Its saver has removed the `.metadata` of before, which stays until there is a new one."""
 
 
-class WritableTree(StripedTree):
-    """`WritableOperations` over a folder of a store; see the module text."""
+class WritableTree(StripedTree, WritableOperations):
+    """A folder of a store that files can be saved into; see the module text."""
 
     _read_only = False
-    most_name_bytes = FILE_NAME_BYTES
+    max_name_bytes = FILE_NAME_BYTES
 
     def __init__(
         self,
         store: Store,
         name: str,
+        root: Found,
         fetcher: Fetcher,
         *,
         writing: WriteSettings = WRITING,
@@ -97,6 +108,7 @@ class WritableTree(StripedTree):
             # Through the page cache, or nothing but what is mapped privately could be mapped.
             store,
             name,
+            root,
             fetcher,
             direct_bytes=sys.maxsize,
             deadline_s=deadline_s,
@@ -159,7 +171,7 @@ class WritableTree(StripedTree):
             return self._write_handle(node, flags)
 
     def read(
-        self, inode: Inode, handle: Handle, offset: int, size: int, later: Callable[[], Reply]
+        self, inode: Inode, handle: Handle, offset: int, size: int, later: Later
     ) -> Data | memoryview | None:
         writing = handle & WRITE_MASK == WRITE_HANDLE
         if writing and (self.files.get(handle) is None or self._saving_of(handle).touched):
