@@ -46,11 +46,10 @@ from bootseer.depsnap.types import ArchiveInfo
 
 MEASURES = (
     "bootseer/__init__.py",
+    "bootseer/__main__.py",
     "bootseer/blockimage",
     "bootseer/cli/__init__.py",
     "bootseer/cli/deps",
-    "bootseer/cli/main.py",
-    "bootseer/cli/program.py",
     "bootseer/cli/read_ahead.py",
     "bootseer/config/__init__.py",
     "bootseer/config/paths.py",

@@ -51,6 +51,7 @@ MEASURES = (
     "bootseer/cli/stripe/mount.py",
     "bootseer/fuse",
     "bootseer/imageprefetch",
+    "bootseer/reporting.py",
     "bootseer/storage",
     "bootseer/stripedfs",
     "bench/fuse_images.py",

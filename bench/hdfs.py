@@ -49,6 +49,7 @@ MEASURES = (
     "bootseer/blocks",
     "bootseer/cli/stripe/mount.py",
     "bootseer/fuse",
+    "bootseer/reporting.py",
     "bootseer/storage",
     "bootseer/stripedfs",
     "bench/cores.py",

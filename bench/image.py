@@ -46,13 +46,12 @@ from tools.netlab import own_network
 
 MEASURES = (
     "bootseer/__init__.py",
+    "bootseer/__main__.py",
     "bootseer/agent",
     "bootseer/blockimage",
     "bootseer/blocks",
     "bootseer/cli/__init__.py",
     "bootseer/cli/image",
-    "bootseer/cli/main.py",
-    "bootseer/cli/program.py",
     "bootseer/cli/read_ahead.py",
     "bootseer/cli/shared/__init__.py",
     "bootseer/cli/shared/options.py",
@@ -65,6 +64,7 @@ MEASURES = (
     "bootseer/fuse",
     "bootseer/imageprefetch",
     "bootseer/light_dataclasses.py",
+    "bootseer/reporting.py",
     "bootseer/storage",
     "bootseer/system",
     "scripts",

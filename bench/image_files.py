@@ -39,9 +39,8 @@ from tools.podman import Podman
 from tools.registry import Registry
 
 MEASURES = (
+    "bootseer/__main__.py",
     "bootseer/cli/image/files/group*.py",
-    "bootseer/cli/main.py",
-    "bootseer/cli/program.py",
     "bootseer/cli/start*.py",
     "bootseer/entrypoint",
     "bootseer/imageprefetch",

@@ -24,9 +24,6 @@ ROOT = Path(__file__).parent.parent
 MEASURES = (
     "bootseer/__init__.py",
     "bootseer/__main__.py",
-    "bootseer/cli/__init__.py",
-    "bootseer/cli/main.py",
-    "bootseer/cli/program.py",
     "bootseer/entrypoint",
     "bootseer/events",
     "scripts/bootseer",

@@ -11,7 +11,7 @@ import pytest
 from wrapping import BOOTSEER, clean_env
 
 from bootseer import errors
-from bootseer.cli import start_guard
+from bootseer.entrypoint import start_guard
 from bootseer.errors import NotFoundError, describe
 
 pytestmark = pytest.mark.slow

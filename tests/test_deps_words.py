@@ -129,7 +129,7 @@ def test_a_start_that_restores_imports_nothing_it_does_not_need(
     words = ["deps", "run", "--store", str(tmp_path / "store"), "--cache", str(tmp_path / "cache")]
     words += ["--publish", "inline", "--", *pip]
     code = (
-        "import sys; from bootseer.cli import main; code = main.main(sys.argv[1:]); "
+        "import sys; from bootseer import __main__ as main; code = main.main(sys.argv[1:]); "
         "print(code, *sorted(sys.modules))"
     )
     shown = []

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.key import install_roots, key, pip_settings, redact, requirements, resolver
+from bootseer.depsnap.key import install_roots, key, pip_settings, requirements, resolver
 from bootseer.depsnap.key.install_command import plan, simple_commands
 from bootseer.depsnap.key.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
+from bootseer.events.redaction import redact_command_for_key, redact_for_key
 
 # --- the command's words ------------------------------------------------------------------------
 
@@ -494,25 +495,35 @@ SECRET = "s3cr3tv4lue"
     ],
 )
 def test_secrets_leave_words_and_texts(word: str) -> None:
-    assert SECRET not in redact.text(word)
-    assert redact.text(redact.text(word)) == redact.text(word)
+    assert SECRET not in redact_for_key(word)
+    assert redact_for_key(redact_for_key(word)) == redact_for_key(word)
 
 
 def test_secret_after_its_option() -> None:
-    assert redact.words(["x", "--token", SECRET, "y"]) == ["x", "--token", "***", "y"]
-    assert redact.words(["curl", "-u", f"me:{SECRET}", "y"]) == ["curl", "-u", "me:***", "y"]
+    assert redact_command_for_key(["x", "--token", SECRET, "y"]) == [
+        "x",
+        "--token",
+        "***",
+        "y",
+    ]
+    assert redact_command_for_key(["curl", "-u", f"me:{SECRET}", "y"]) == [
+        "curl",
+        "-u",
+        "me:***",
+        "y",
+    ]
 
 
 def test_tokens_are_known_by_their_form() -> None:
     for start in ("ghp_", "hf_", "github_pat_", "sk-", "glpat-"):
-        assert redact.text(f"git clone {start}{'a1B2' * 6} x") == "git clone *** x"
+        assert redact_for_key(f"git clone {start}{'a1B2' * 6} x") == "git clone *** x"
     for word in ("xoxb-12345678901", "pypi-AgEIcHlwaS5", "AKIAABCDEFGHIJKLMNOP"):
-        assert redact.text(f"x {word} y") == "x *** y"
+        assert redact_for_key(f"x {word} y") == "x *** y"
 
 
 def test_ordinary_words_stay() -> None:
     for word in ("six==1.16", "git+https://host/r.git@v1", "torch @ https://h/t.whl#sha256=ab"):
-        assert redact.text(word) == word
+        assert redact_for_key(word) == word
 
 
 # --- the key -------------------------------------------------------------------------------------

@@ -383,8 +383,8 @@ def test_the_resource_describes_rank_and_pod():
     assert found["bootseer.start.kind"] == "first"
 
 
-def test_the_writer_works_as_one_copied_file(tmp_path):
-    shutil.copy(PACKAGE / "events" / "writer.py", tmp_path / "events.py")
+def test_the_writer_works_as_one_copied_folder(tmp_path):
+    shutil.copytree(PACKAGE / "events", tmp_path / "events")
     code = "import events\nwith events.phase('a'): events.event('b')"
     subprocess.run(
         [sys.executable, "-S", "-E", "-c", f"import sys; sys.path[:0]=[{str(tmp_path)!r}]\n{code}"],

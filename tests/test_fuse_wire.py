@@ -18,7 +18,7 @@ from bootseer.fuse.operations import Attr, Entry, Handle, Inode
 from bootseer.fuse.protocol import replies, requests
 from bootseer.fuse.protocol.requests import Layout, Opcode, ProtocolError
 from bootseer.fuse.serve.dispatch import Dispatcher
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 LAYOUTS = {
     value.name: value
@@ -232,7 +232,7 @@ def test_any_body_gives_a_request_or_a_clean_error(opcode: int, body: bytes) -> 
 @given(st.integers(0, 60), st.binary(max_size=200), st.booleans())
 def test_any_request_gets_one_answer(opcode: int, body: bytes, read_only: bool) -> None:
     """Of a tree that knows no such inode or handle: an errno, never an exception."""
-    faults = Faults()
+    faults = Reporter("fuse.fault")
     tree = WritableTree()
     options = MountOptions(read_only=read_only)
     dispatcher = Dispatcher(tree, options, Backings(-1, None, faults), faults)

@@ -322,7 +322,7 @@ def test_a_bare_mount_imports_no_client_and_no_cache_before_it_is_there(
     directory.mkdir()
     code = f"""
 import os, sys
-from bootseer.cli import main
+from bootseer import __main__ as main
 from bootseer.imageprefetch.resolve import registry_helper
 helper = registry_helper.start
 def start(*words, **options):
@@ -372,7 +372,7 @@ def test_a_mounts_server_collects_garbage_once_the_image_is_there(
     directory.mkdir()
     code = f"""
 import gc, os, sys
-from bootseer.cli import main
+from bootseer import __main__ as main
 from bootseer.imageprefetch.resolve import registry_helper
 helper = registry_helper.start
 def start(*words, **options):
@@ -472,7 +472,7 @@ def test_a_mount_reads_on_when_the_package_was_removed(mounts: Mounts, image: Pu
     code = f"""
 import sys
 sys.path.insert(0, {str(package)!r})
-from bootseer.cli.main import main
+from bootseer.__main__ import main
 sys.exit(main())
 """
     words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]

@@ -23,6 +23,7 @@ from waiting import until
 from web_fakes import Request, head
 
 from bootseer.cli import root
+from bootseer.cli.image import outcome
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.mount.settings import MountSettings
@@ -956,6 +957,16 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), report_plan, broken))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, ""), done.stderr
     assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
+
+
+def test_a_full_standard_error_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that is there is none the less, and a container's faults are still followed."""
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        try:
+            outcome.complain("a read failed")
+        except OSError:
+            pytest.fail("it could not be said")
 
 
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])

@@ -217,7 +217,7 @@ def test_events_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_and_not_swallowed(tmp_path: Path) -> None:
     (tmp_path / "r.ini").write_text(RULES)
     limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)); "
-    run = "from bootseer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    run = "from bootseer.__main__ import main; sys.exit(main(sys.argv[1:]))"
     data = b"100.5 loading\n102.5 loaded\n" * 20
     done = subprocess.run(
         [

@@ -93,8 +93,8 @@ def test_the_payloads_libraries_work_in_an_empty_root(installed: Path) -> None:
 
 def test_byte_code_is_used_whatever_the_copys_times_are(installed: Path) -> None:
     code = (
-        "import importlib.util as u, bootseer.cli.main, json, click\n"
-        "for module in (bootseer.cli.main, json, click):\n"
+        "import importlib.util as u, bootseer.__main__, json, click\n"
+        "for module in (bootseer.__main__, json, click):\n"
         "    head = open(module.__cached__, 'rb').read(8)\n"
         "    assert head[:4] == u.MAGIC_NUMBER and head[4:] == b'\\1\\0\\0\\0', module\n"
         "print('ok')"

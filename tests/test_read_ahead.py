@@ -23,7 +23,8 @@ from bootseer.depsnap.shared_tree import tree
 # modules, and of those that came after what is read ahead.
 START = """
 import gc, json, sys
-from bootseer.cli import main, read_ahead
+from bootseer import __main__ as main
+from bootseer.cli import read_ahead
 from bootseer.cli.deps import direct as deps_direct
 early = {}
 ask_for = read_ahead.ask_for

@@ -77,7 +77,7 @@ def loaded_by(tmp_path: Path, settings: str) -> set[str]:
     file.write_text(settings, encoding="utf-8")
     code = """
 import os, sys
-from bootseer.cli import main
+from bootseer import __main__ as main
 def become(*words):
     print("\\n".join(sys.modules)); sys.stdout.flush(); os._exit(0)
 os.execvpe = become
@@ -121,7 +121,7 @@ def test_where_no_process_can_be_made_the_job_starts_all_the_same(
     (tmp_path / "bootseer.toml").write_text('[image]\ntraces = "/t"\n', encoding="utf-8")
     code = """
 import os, sys
-from bootseer.cli import main
+from bootseer import __main__ as main
 def refused(): raise OSError(11, "Resource temporarily unavailable")
 os.fork = refused
 main.main(["start", "--events", sys.argv[1], "--", "echo", "started"])

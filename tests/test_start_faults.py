@@ -260,7 +260,7 @@ def test_a_part_that_failed_waits_for_no_thread_that_hangs() -> None:
 
 def test_our_interpreter_is_gone(place: Place) -> None:
     script = "import sys; sys.executable = '/no/python'; sys.argv[0] = 'bootseer'\n"
-    script += "from bootseer.cli.main import main; sys.exit(main())"
+    script += "from bootseer.__main__ import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", script, "start", "--", "sh", "-c", "exit 7"],
         cwd=place.path,
@@ -276,7 +276,7 @@ def test_start_itself_is_broken(place: Place) -> None:
     script = "import sys; from bootseer.entrypoint import start\n"
     script += "def broken(self): raise RuntimeError('a defect')\n"
     script += "start.Runner.run = broken; sys.argv[0] = 'bootseer'\n"
-    script += "from bootseer.cli.main import main; sys.exit(main())"
+    script += "from bootseer.__main__ import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", script, "start", "--", "sh", "-c", "exit 7"],
         cwd=place.path,
@@ -346,7 +346,7 @@ def test_a_module_of_the_job_cannot_shadow_ours(place: Place) -> None:
     for name in ("json", "zstandard", "bootseer"):
         (place.path / f"{name}.py").write_text("raise RuntimeError('not for you')")
     script = "import sys; sys.path.remove('') if '' in sys.path else None\n"
-    script += "from bootseer.cli.main import main; sys.exit(main())"
+    script += "from bootseer.__main__ import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", script, "start", "--", "sh", "-c", "exit 7"],
         cwd=place.path,

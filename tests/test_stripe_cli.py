@@ -162,7 +162,7 @@ def test_a_put_interrupted_by_ctrl_c_goes_on(tmp_path: Path) -> None:
         "        import time; time.sleep(0.2)\n"
         "    real(self, data)\n"
         "LocalWriter.write = write\n"
-        "from bootseer.cli.main import main\n"
+        "from bootseer.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(

@@ -36,7 +36,7 @@ def note(frame, event, arg):
             os.close(out)
 threading.setprofile(note)
 sys.setprofile(note)
-from bootseer.cli.main import main
+from bootseer.__main__ import main
 sys.exit(main())
 """
 SIZE_BYTES = 16 << 20

@@ -29,7 +29,8 @@ _DEPS_RUN = """
     bootseer/depsnap/types bootseer/storage/__init__ bootseer/storage/request_control
     bootseer/storage/store bootseer/depsnap/store/__init__ bootseer/depsnap/store/records
     bootseer/depsnap/key/pins lib-dynload/_sha256 bootseer/system/sha256
-    bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
+    bootseer/events/__init__ bootseer/events/writer bootseer/events/encoding
+    bootseer/events/redaction bootseer/depsnap/key/text_files
     bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
     bootseer/depsnap/lock_match bootseer/depsnap/install
     bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/file_lock
@@ -41,12 +42,11 @@ _DEPS_RUN = """
     bootseer/depsnap/shared_tree/packed bootseer/depsnap/shared_tree/cache
     bootseer/depsnap/shared_tree/place bootseer/depsnap/shared_tree/tree
     bootseer/storage/options bootseer/storage/open bootseer/depsnap/plan_run
-    bootseer/depsnap/wait_policy bootseer/events/__init__ bootseer/events/writer
-    bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
-    bootseer/events/resource bootseer/depsnap/key/uv_run bootseer/context_managers
-    bootseer/storage/local lib-dynload/_contextvars contextvars bootseer/storage/retry
-    bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
-    ctypes/__init__
+    bootseer/depsnap/wait_policy bootseer/depsnap/run bootseer/config/__init__
+    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
+    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
+    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
+    struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -77,8 +77,9 @@ _IMAGE_MOUNT = """
     struct lib-dynload/binascii base64 email/base64mime string email/quoprimime email/errors
     quopri email/encoders email/charset email/utils lib-dynload/_ssl ssl http/__init__
     email/header email/_policybase email/feedparser email/parser email/_encoded_words
-    email/iterators email/message http/client bootseer/storage/urls
-    bootseer/storage/http/__init__ bootseer/storage/http/responses
+    email/iterators email/message http/client bootseer/events/__init__
+    bootseer/events/writer bootseer/events/encoding bootseer/events/redaction
+    bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
     bootseer/storage/http/errors bootseer/storage/http/exchange bootseer/storage/http/pool
     bootseer/context_managers bootseer/storage/store bootseer/system/__init__
     bootseer/system/randomness bootseer/config/__init__ bootseer/config/paths
@@ -103,10 +104,10 @@ _IMAGE_MOUNT = """
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/settings
     bootseer/imageprefetch/mount/mount bootseer/imageprefetch/mount/interrupts
     lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
-    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
-    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
-    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
-    lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/fuse/serve/requesters
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/reporting
+    bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount lib-dynload/_heapq heapq
+    lib-dynload/_queue queue bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
     bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__

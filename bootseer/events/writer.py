@@ -1,8 +1,7 @@
 """The event writer: one JSON object a line, each line one `os.write` to a file opened O_APPEND.
 
-Standard library only, Python 3.9, and importable without anything else of bootseer, so that one
-copied file is enough in a foreign image (hence its length). Nothing here ever raises into a job:
-when events cannot be written, they are lost and the job goes on.
+Nothing here ever raises into a job: when events cannot be written, they are lost and the job goes
+on.
 
 Span ids: the first 10 hex digits are random and the same for all spans that one writer makes,
 the last 6 count up. The `resource` line of a writer has the count 000000, so a file to which
@@ -14,14 +13,11 @@ from __future__ import annotations
 import os
 import time
 
-try:  # the C function alone: importing `json` costs 2 ms of a 9 ms interpreter
-    from _json import encode_basestring_ascii as _quote
-except ImportError:  # an interpreter without the accelerator
-    from json import dumps as _quote  # the same for text
+from .encoding import MAX_LINE_BYTES, MAX_NAME_CHARS, encode_object, encode_text, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from contextvars import ContextVar, Token
     from types import TracebackType
     from typing import Any, TypeVar, Union
@@ -30,26 +26,6 @@ if TYPE_CHECKING:
     Attributes = Mapping[str, Any]
     AnyWriter = Union["Writer", "NullWriter"]
     _Self = TypeVar("_Self", bound="NullWriter")
-
-__all__ = [
-    "NullWriter",
-    "Writer",
-    "child_environment",
-    "default_directory",
-    "event",
-    "fault",
-    "open_writer",
-    "phase",
-    "redact",
-    "redact_url",
-    "resource_from_environment",
-    "trace_from_environment",
-]
-
-MAX_TEXT_CHARS = 1024  # of one attribute value; what is cut ends in "..."
-MAX_NAME_CHARS = 256
-MAX_ITEMS = 128  # of one list, or of one object
-MAX_LINE_BYTES = 32768
 
 # The innermost `phase` of this thread or task as (trace id, span id). A list, because its module
 # is imported with the first phase only: a wrapper's few events do without.
@@ -67,110 +43,18 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)  # cheaper than a getpid() for each event
 
 
-def _text(value: str, limit: int = MAX_TEXT_CHARS) -> str:
-    if len(value) <= limit and value.isascii() and "://" not in value:
-        return _quote(value)
-    if len(value) > limit:
-        value = value[:limit] + "..."
-    # Names from the operating system may hold lone surrogates, which strict parsers refuse.
-    value = value.encode("utf-8", "replace").decode("utf-8")
-    return _quote(redact_url(value))
-
-
-def _value(value: Any, depth: int = 0) -> str:
-    kind = type(value)
-    if kind is str:
-        return _text(value)
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is int:
-        return repr(value) if -(2**63) <= value < 2**63 else _text(hex(value))
-    if kind is float:
-        return repr(value) if value - value == 0.0 else "null"  # JSON knows no nan, no inf
-    if value is None:
-        return "null"
-    if depth < 4 and isinstance(value, dict):
-        return _object(value, depth + 1)
-    if depth < 4 and isinstance(value, (list, tuple)):
-        return "[" + ",".join([_value(v, depth + 1) for v in value[:MAX_ITEMS]]) + "]"
-    if isinstance(value, (bytes, bytearray)):
-        return _text(bytes(value[:MAX_TEXT_CHARS]).decode("utf-8", "replace"))
-    return _text(str(value))
-
-
-def _object(attributes: Attributes, depth: int = 0) -> str:
-    parts: list[str] = []
-    for key, value in attributes.items():
-        try:
-            if type(value) is str:
-                shown = _text(value)
-            elif type(value) is int and -(2**63) <= value < 2**63:
-                shown = repr(value)
-            else:
-                shown = _value(value, depth)
-            parts.append(f"{_text(str(key), MAX_NAME_CHARS)}:{shown}")
-        except Exception:  # a foreign __str__ may raise anything; the other attributes still count
-            continue
-        if len(parts) == MAX_ITEMS:
-            break
-    return f"{{{','.join(parts)}}}"
-
-
-def redact_url(text: str) -> str:
-    """Return `text` with user, password and query of every URL in it replaced by `***`."""
-    out: list[str] = []
-    rest = text
-    while True:
-        head, mark, rest = rest.partition("://")
-        out.append(head + mark)
-        if not mark:
-            return "".join(out)
-        end = len(rest)
-        for stop in " \t\r\n\"'<>,;":
-            found = rest.find(stop, 0, end)
-            end = found if found >= 0 else end
-        url, rest = rest[:end], rest[end:]
-        url, query, _ = url.partition("?")
-        authority, slash, path = url.partition("/")
-        if "@" in authority:
-            authority = "***@" + authority.rpartition("@")[2]
-        out.append(authority + slash + path + ("?***" if query else ""))
-
-
-def redact(words: Iterable[str]) -> list[str]:
-    """Return a command's words with `***` for what looks like a secret: the credentials and
-    queries of URLs, and the values of options and variables named like a token or password."""
-    try:
-        from bootseer.events import resource
-    except ImportError:  # this file was copied alone
-        return ["***"]
-    return resource.redact(words)
-
-
 def resource_from_environment(environ: Environ | None = None) -> dict[str, Any]:
-    """Describe this process: OpenTelemetry's resource names and ours; unknown keys are absent."""
-    env = os.environ if environ is None else environ
-    try:
-        from bootseer.events import resource
-    except ImportError:  # this file was copied alone
-        return {"service.name": "bootseer", "host.name": os.uname().nodename}
-    return resource.describe(env)
+    """Describe this process as `resource.describe` does."""
+    from . import resource
+
+    return resource.describe(os.environ if environ is None else environ)
 
 
 def trace_from_environment(environ: Environ | None = None) -> tuple[str, str | None]:
-    """Return (trace id, parent span id or None) for this process.
+    """Return (trace id, parent span id or None) for this process, as `resource.trace` does."""
+    from . import resource
 
-    The trace handed down in BOOTSEER_TRACEPARENT; else the hash of job uid and attempt, which is
-    the same on every node; else a random one. A worker that torchrun restarted in place starts a
-    trace of its own, derived so that all its peers find the same one.
-    """
-    env = os.environ if environ is None else environ
-    try:
-        from bootseer.events import resource
-    except ImportError:  # this file was copied alone
-        parts = (env.get("BOOTSEER_TRACEPARENT", "") + "---").split("-")
-        return parts[1] or os.urandom(16).hex(), parts[2] or None
-    return resource.trace(env)
+    return resource.trace(os.environ if environ is None else environ)
 
 
 def default_directory(environ: Environ | None = None) -> str:
@@ -432,15 +316,15 @@ class Writer(NullWriter):
                 above = "null"
             else:
                 found = self._parent() if parent is None else parent
-                above = _quote(found) if found else "null"
+                above = quote(found) if found else "null"
             head = (
-                f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{_quote(span_id)}'
-                f',"parent_span_id":{above},"name":{_text(str(name), MAX_NAME_CHARS)}'
+                f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{quote(span_id)}'
+                f',"parent_span_id":{above},"name":{encode_text(str(name), MAX_NAME_CHARS)}'
                 f',"time_unix_nano":{time_unix_nano}'
                 f',"mono_nano":{"null" if mono_nano is None else mono_nano}'
-                f',"status":{_quote(status)},"attributes":'
+                f',"status":{quote(status)},"attributes":'
             )
-            line = f"{head}{_object(attributes) if attributes else '{}'}}}\n".encode("ascii")
+            line = f"{head}{encode_object(attributes) if attributes else '{}'}}}\n".encode("ascii")
             if len(line) > MAX_LINE_BYTES:
                 line = f'{head}{{"bootseer.dropped_bytes":{len(line)}}}}}\n'.encode("ascii")
             if self._torn:

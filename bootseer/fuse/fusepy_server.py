@@ -29,7 +29,7 @@ from bootseer.errors import (
 )
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.operations import ROOT, Attr, Data, FileSystemError, Handle, Inode, Operations
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 ENCODING = "latin-1"
 _BLOCK_BYTES = 4096
@@ -79,7 +79,7 @@ class _Paths:
 
     use_ns = True
 
-    def __init__(self, operations: Operations, faults: Faults, ready: Callable[[], None]) -> None:
+    def __init__(self, operations: Operations, faults: Reporter, ready: Callable[[], None]) -> None:
         self._operations = operations
         self._faults = faults
         self._ready = ready
@@ -92,10 +92,10 @@ class _Paths:
         except FileSystemError as error:
             raise OSError(error.errno or errno.EIO, path) from error
         except BootseerError as error:
-            self._faults.say(f"{name} {type(error).__name__}", f"{name} failed: {error}")
+            self._faults.report(f"{name} {type(error).__name__}", f"{name} failed: {error}")
             raise OSError(errno.EIO, path) from error
         except Exception as error:  # whatever fails must cost one request, never the mount
-            self._faults.failed(name, error)
+            self._faults.report_failure(name, error)
             raise OSError(errno.EIO, path) from error
 
     def init(self, path: str) -> None:
@@ -267,7 +267,7 @@ def serve(
         raise NotFoundError(f"cannot mount at {mountpoint}: it does not exist; make the directory")
     if not os.path.isdir(mountpoint):
         raise UsageError(f"cannot mount at {mountpoint}: it is no directory; name one")
-    paths = _Paths(operations, Faults(options.on_fault), ready)
+    paths = _Paths(operations, Reporter("fuse.fault", options.on_fault), ready)
     words = {
         "fsname": options.fsname,
         "subtype": "bootseer",

@@ -2,6 +2,6 @@
 
 import sys
 
-from bootseer.events import writer
+from bootseer import events
 
-sys.modules[__name__] = writer
+sys.modules[__name__] = events

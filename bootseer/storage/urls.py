@@ -6,30 +6,16 @@ no user, no password and no query, since a query may carry a delegation token or
 
 from __future__ import annotations
 
-import re
 from urllib.parse import parse_qsl, quote, unquote
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
+from bootseer.events.redaction import safe_url
 
 HTTP_SCHEMES = ("http", "https")
 WEBHDFS_SCHEMES = ("webhdfs", "webhdfss")
 DEFAULT_PORTS = {"http": 80, "https": 443, "webhdfs": 9870, "webhdfss": 9871, "hdfs": 8020}
 SAME_SCHEMES = {"swebhdfs": "webhdfss"}
-
-# Compiled at their first use: starts wait for this module.
-# Parameters of signed URLs and tokens, as S3, GCS, Azure, CloudFront and WebHDFS spell them.
-_SECRET_NAME = (
-    r"(?i)delegation|token|secret|password|signature|credential|apikey|api_key"
-    r"|sig|se|sp|st|sv|sr|spr|skoid|sktid|skt|ske|sks|skv"
-    r"|awsaccesskeyid|googleaccessid|expires|policy|key-pair-id|[\w.-]*token|x-(amz|goog)-[\w-]+"
-)
-_SECRET_TEXT = (
-    r"(?i)(delegation|[\w-]*token|sig|[\w-]*signature|password|secret|[\w-]*credential)"
-    r"(=|%3d)[^\s&\"'<>,;)\]]+"
-)
-_USER_TEXT = r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s@?#]+@"
-_BEARER_TEXT = r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9+/=._~-]{6,}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,24 +97,6 @@ def split_object(url: str) -> tuple[str, str]:
     if "/" in name:
         raise UsageError(f"{safe_url(url)}: a name cannot hold an encoded slash")
     return f"{scheme}://{folder}/{mark}{query}", name
-
-
-def safe_url(url: str) -> str:
-    """Any URL without user, password, query and fragment; safe to print."""
-    return re.sub(_USER_TEXT, r"\1", url.partition("?")[0].partition("#")[0])
-
-
-def redact(text: str) -> str:
-    """A foreign message without the tokens, signatures and passwords that it may quote."""
-    text = re.sub(_SECRET_TEXT, r"\1\2…", text)
-    return re.sub(_BEARER_TEXT, r"\1 …", re.sub(_USER_TEXT, r"\1", text))
-
-
-def plain_query(query: str) -> str:
-    """What of a query tells objects apart: all but signatures and tokens, which change."""
-    return "&".join(
-        p for p in query.split("&") if p and not re.fullmatch(_SECRET_NAME, p.partition("=")[0])
-    )
 
 
 def quote_path(path: str) -> str:

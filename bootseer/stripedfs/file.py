@@ -328,7 +328,7 @@ def open(  # noqa: A001 - `stripedfs.open(url)` is the name users know
     (a damaged manifest, a missing stripe, lengths that lie), NotSupportedError (made by a newer
     version), StoreUnavailableError; UsageError for a folder or a directory checkpoint.
     """
-    from bootseer.storage.urls import safe_url
+    from bootseer.events.redaction import safe_url
 
     url = os.fspath(url)
     reopen = _Reopen(url, options)

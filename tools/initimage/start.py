@@ -3,6 +3,6 @@
 
 import sys
 
-from bootseer.cli.main import main
+from bootseer.__main__ import main
 
 sys.exit(main())

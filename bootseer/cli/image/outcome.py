@@ -61,6 +61,9 @@ def print_json(made: MountedImage) -> None:
 
 
 def _say(text: str) -> None:
-    if sys.stderr is not None:
+    """Write one line to standard error; where that is closed or full, the exit code still tells."""
+    try:
         sys.stderr.write(f"bootseer: {text}\n")
         sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass

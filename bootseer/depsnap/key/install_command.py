@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import redact
 from bootseer.depsnap.key import script as scripts
 from bootseer.depsnap.key.options import SYNC_VALUED, VALUED, VENV_VALUED, Options
 from bootseer.depsnap.key.script import Opened, Part
 from bootseer.errors import UsageError
+from bootseer.events.redaction import is_secret_variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
         if not isinstance(word, Opened):
             out.append(word)
             continue
-        if any(map(redact.is_secret_variable, re.findall(_NAMED, word))):
+        if any(map(is_secret_variable, re.findall(_NAMED, word))):
             raise UsageError(
                 f"a variable in {word} is named like a credential, which no key may hold; "
                 "name the install's directories with --also"

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import pins, pip_settings, redact, requirements, uv_settings
+from bootseer.depsnap.key import pins, pip_settings, requirements, uv_settings
 from bootseer.depsnap.key.install_command import BUILDING, BUILT_AS, Install
 from bootseer.depsnap.key.install_roots import (
     ALSO,
@@ -29,6 +29,7 @@ from bootseer.depsnap.key.install_roots import (
 from bootseer.depsnap.key.text_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.types import WORK_PREFIX
 from bootseer.errors import UsageError
+from bootseer.events.redaction import is_secret_variable, redact_command_for_key, redact_for_key
 from bootseer.system import sha256
 from bootseer.system.paths import is_within
 from bootseer.system.regular_files import opener
@@ -122,7 +123,7 @@ def make(question: Question) -> Key:
         for p in q.key_files
     }
     stable = _platform(q)
-    stable_command = Ingredient("command", _json(redact.words(q.command)))
+    stable_command = Ingredient("command", _json(redact_command_for_key(q.command)))
     stable.append(stable_command)
     workload = _digest(stable)
     stable += [Ingredient("uid class", "root" if os.geteuid() == 0 else "user")]
@@ -248,14 +249,14 @@ def _variables(
         chosen = chosen or name in BUILDING or name in extra or name.startswith(BUILT_AS)
         if not chosen and name not in in_lists:
             continue
-        if redact.is_secret_variable(name):
+        if is_secret_variable(name):
             if name in extra:
                 raise UsageError(
                     f"--key-env {name} is named like a credential, which no key may hold; "
                     "copy what decides the install into a variable of another name"
                 )
             continue
-        value = redact.text(environ[name])
+        value = redact_for_key(environ[name])
         out.append(Ingredient(f"variable {name}", value if chosen else sha256.of_text(value)))
     return out
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import pins, redact
+from bootseer.depsnap.key import pins
 from bootseer.depsnap.key.install_command import Install, filled_in
 from bootseer.depsnap.key.install_roots import place_of, project_folder, variables_of
 from bootseer.depsnap.key.options import list_options
@@ -27,6 +27,7 @@ from bootseer.depsnap.key.project import (
 )
 from bootseer.depsnap.key.text_files import look, read_text
 from bootseer.errors import UsageError, from_os_error
+from bootseer.events.redaction import is_secret_variable, redact_for_key
 from bootseer.system import sha256
 from bootseer.system.regular_files import opener
 
@@ -90,7 +91,7 @@ class Inputs:
 
 def digest_text(text: str) -> str:
     """sha256 of a text without its credentials."""
-    return sha256.of_text(redact.text(text))
+    return sha256.of_text(redact_for_key(text))
 
 
 def closure(
@@ -141,7 +142,7 @@ def _filled_in(text: str, environ: Mapping[str, str]) -> str:
 
 def _variables(texts: Iterable[str]) -> frozenset[str]:
     """Names of the variables in lists, those of credentials in addresses left out."""
-    held = [redact.text(text) for text in texts if "${" in text]
+    held = [redact_for_key(text) for text in texts if "${" in text]
     return frozenset(name for text in held for name in re.findall(_VARIABLE, text))
 
 
@@ -257,7 +258,7 @@ def _refuse_secrets(words: Iterable[str]) -> None:
     """Raise UsageError where a variable that no key may hold says what is installed."""
     for word in words:
         names = re.findall(_VARIABLE, word) if "://" not in word else ()
-        if any(map(redact.is_secret_variable, names)):
+        if any(map(is_secret_variable, names)):
             raise UsageError(
                 f"a variable in {word} is named like a credential, which no key may hold; "
                 "name the install's directories with --also"
@@ -272,8 +273,8 @@ def _refuse_moving(words: Iterable[str]) -> None:
             continue
         if not re.search(_VERSIONED, address[1]):
             raise UsageError(
-                f"what {redact.text(address[0])} holds is not told by its name; add #sha256=…, or "
-                "name the install's directories with --also"
+                f"what {redact_for_key(address[0])} holds is not told by its name; "
+                "add #sha256=…, or name the install's directories with --also"
             )
 
 

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from bootseer.depsnap.key import pins, pip_settings, redact
+from bootseer.depsnap.key import pins, pip_settings
 from bootseer.depsnap.key.install_command import Install
 from bootseer.depsnap.key.install_roots import place_of, variables_of, which
 from bootseer.depsnap.key.options import VALUED, Options
+from bootseer.events.redaction import redact_for_key
 from bootseer.light_dataclasses import dataclass, field
 from bootseer.system import sha256
 
@@ -159,7 +160,7 @@ class Resolution:
         if code:
             self._done("`uv pip compile` could not resolve them")
             return None
-        text = redact.text(_read(self._output).decode("utf-8", "replace"))
+        text = redact_for_key(_read(self._output).decode("utf-8", "replace"))
         self._done("")
         digest = sha256.of_text(text)
         self._lock = Lock(digest, pins.of_lock(text), bool(re.search(_REPOSITORY, text)))

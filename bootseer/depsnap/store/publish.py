@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bootseer.depsnap.capture.capture import Captured
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.key import redact
 from bootseer.depsnap.key.key import Key
 from bootseer.depsnap.store import archive_access, records
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import CorruptDataError
+from bootseer.events.redaction import redact_command_for_key
 from bootseer.storage.store import Store
 from bootseer.system.paths import is_within
 
@@ -123,7 +123,7 @@ def _record(job: Publication, name: str, info: ArchiveInfo, publish_s: float) ->
         key=job.key.digest,
         workload=job.key.workload,
         created_unix_s=job.created_unix_s,
-        command=tuple(redact.words(job.command)),
+        command=tuple(redact_command_for_key(job.command)),
         roots=tuple(d.root for d in job.captured.deltas),
         fresh_roots=job.captured.fresh,
         install_s=round(job.install_s, 6),

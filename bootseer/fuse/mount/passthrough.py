@@ -12,7 +12,7 @@ import threading
 
 from bootseer.fuse.operations import Inode, Opened
 from bootseer.fuse.protocol import replies
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 _SLOT = struct.Struct("<QII")
 _SLOTS = 1 << 16
@@ -83,7 +83,7 @@ class Backings:
     while it is open otherwise, passthrough must wait until it has been closed.
     """
 
-    def __init__(self, device: int, inodes: OpenInodes | None, faults: Faults) -> None:
+    def __init__(self, device: int, inodes: OpenInodes | None, faults: Reporter) -> None:
         self._device = device
         self._inodes = inodes
         self._faults = faults
@@ -99,7 +99,8 @@ class Backings:
             if not handles:
                 if inodes.full:
                     self._inodes = None  # without counting, the rule cannot be kept
-                    self._faults.say("passthrough", f"more than {_SLOTS} files are open: it ends")
+                    text = f"more than {_SLOTS} files are open: it ends"
+                    self._faults.report("passthrough", text)
                     return 0
                 if opened.backing_fd >= 0:
                     backing_id = self._register(opened.backing_fd)
@@ -126,11 +127,11 @@ class Backings:
             return int(fcntl.ioctl(self._device, replies.BACKING_OPEN, request))
         except OSError as error:
             if error.errno != errno.ELOOP:  # the file is on stacked file systems already
-                self._faults.failed("passthrough", error)
+                self._faults.report_failure("passthrough", error)
             return 0
 
     def _unregister(self, backing_id: int) -> None:
         try:
             fcntl.ioctl(self._device, replies.BACKING_CLOSE, struct.pack("<I", backing_id))
         except OSError as error:
-            self._faults.failed("ending a passthrough", error)
+            self._faults.report_failure("ending a passthrough", error)

@@ -27,7 +27,7 @@ from bootseer.fuse.operations import (
 )
 from bootseer.fuse.protocol import replies, requests
 from bootseer.fuse.protocol.requests import Opcode, Request
-from bootseer.fuse.serve.faults import Faults
+from bootseer.reporting import Reporter
 
 MODIFYING = frozenset(
     {
@@ -139,7 +139,7 @@ class Dispatcher:
     """Answers requests by asking the operations; safe to call from several threads."""
 
     def __init__(
-        self, operations: Operations, options: MountOptions, backings: Backings, faults: Faults
+        self, operations: Operations, options: MountOptions, backings: Backings, faults: Reporter
     ) -> None:
         self.operations = operations
         self._writable = cast(WritableOperations, operations)
@@ -202,7 +202,7 @@ class Dispatcher:
             refused = self._read_only and request.opcode in MODIFYING
             return unique, errno.EROFS if refused else errno.ENOSYS, b""
         except requests.ProtocolError as error:
-            self._faults.failed("a request of the kernel", error)
+            self._faults.report_failure("a request of the kernel", error)
             if len(data) >= requests.IN_HEADER.struct.size:
                 unique = requests.IN_HEADER.struct.unpack_from(data)[2]
             return unique, errno.EIO, b""
@@ -216,7 +216,7 @@ class Dispatcher:
         except FileSystemError:
             return
         except BaseException as error:  # no process waits for it, and the mount goes on
-            self._faults.failed("taking an answer back", error)
+            self._faults.report_failure("taking an answer back", error)
 
     def _take_back(self, request: Request, reply: Buffer) -> None:
         if request.opcode == Opcode.LOOKUP:
@@ -237,9 +237,9 @@ class Dispatcher:
         if isinstance(error, FileSystemError):
             return error.errno or errno.EIO
         if not isinstance(error, BootseerError):
-            self._faults.failed(what, error)
+            self._faults.report_failure(what, error)
         else:
-            self._faults.say(f"{what} {type(error).__name__}", f"{what} failed: {error}")
+            self._faults.report(f"{what} {type(error).__name__}", f"{what} failed: {error}")
         return errno.EIO
 
     def forget(self, data: memoryview) -> None:
@@ -252,7 +252,7 @@ class Dispatcher:
                 for inode, count in request.body.items:
                     self.operations.forget(inode, count)
         except BaseException as error:  # it gets no reply, and the mount goes on
-            self._faults.failed("forget", error)
+            self._faults.report_failure("forget", error)
 
     def _lookup(self, request: Request) -> bytes:
         try:

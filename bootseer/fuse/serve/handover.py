@@ -32,10 +32,10 @@ from bootseer.fuse.mount.mount_point import MountPoint, absolute, has_ended
 from bootseer.fuse.mount.passthrough import OpenInodes
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve.dispatch import Negotiated
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_replies import request_resend
 from bootseer.fuse.serve.server import Server, handshake
 from bootseer.light_dataclasses import dataclass
+from bootseer.reporting import Reporter
 from bootseer.system.fork import end_with_parent, fork
 from bootseer.system.readiness import readable
 
@@ -142,7 +142,7 @@ class _Supervisor:
         self._options = options
         self._device = device
         self._negotiated = negotiated
-        self._faults = Faults(options.on_fault)
+        self._faults = Reporter("fuse.fault", options.on_fault)
         self._on_ready: Callable[[], None] | None = None
         self._open_inodes = OpenInodes() if negotiated.passthrough else None
         self._serving_since_s: float | None = None
@@ -168,7 +168,7 @@ class _Supervisor:
                 if on_death is not None:
                     on_death(pid)
                 end = _describe(status)
-                self._faults.say(f"worker {end}", f"the server of {self._point.target} {end}")
+                self._faults.report(f"worker {end}", f"the server of {self._point.target} {end}")
                 since_s = self._serving_since_s
                 young = since_s is None or time.monotonic() - since_s < limits.young_s
                 deaths = deaths + 1 if young else 1
@@ -208,13 +208,13 @@ class _Supervisor:
         try:
             code = self._serve(supervisor, message_pipe, takes_over)
         except BootseerError as error:
-            self._faults.say(f"the server {type(error).__name__}", str(error))
+            self._faults.report(f"the server {type(error).__name__}", str(error))
             if not takes_over:
                 message = f"{type(error).__name__} {error}".encode()
                 os.write(message_pipe, message[:_MAX_MESSAGE_BYTES])
         except BaseException as error:
             # A border: whatever it is, this process is the worker's and must end here.
-            self._faults.failed("the server", error)
+            self._faults.report_failure("the server", error)
         finally:
             os._exit(code)
 

@@ -14,8 +14,8 @@ from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data
 from bootseer.fuse.protocol.replies import NOTIFY_RESEND, pack_error
 from bootseer.fuse.protocol.requests import OUT_HEADER
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.requesters import is_being_killed
+from bootseer.reporting import Reporter
 
 _MAX_EARLY_INTERRUPTS = 256
 _WATCH_S = 0.1
@@ -102,7 +102,7 @@ class PendingReplies:
     checked ten times a second, until it has its reply or is found killed.
     """
 
-    def __init__(self, device: Device, faults: Faults) -> None:
+    def __init__(self, device: Device, faults: Reporter) -> None:
         self._device = device
         self._faults = faults
         self._pending: dict[int, PendingReply] = {}
@@ -135,7 +135,7 @@ class PendingReplies:
                 send(descriptor, unique, body)
         except OSError as error:
             if error.errno not in NO_REQUESTER:
-                self._faults.failed("sending a late answer", error)
+                self._faults.report_failure("sending a late answer", error)
 
     def interrupt(self, unique: int) -> None:
         """INTERRUPT: the requester got a signal. Its reply need not be pending yet."""

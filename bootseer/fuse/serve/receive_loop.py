@@ -28,7 +28,6 @@ from bootseer.fuse.protocol.requests import (
     Opcode,
 )
 from bootseer.fuse.serve.dispatch import REVERSIBLE, WITHOUT_REPLY, Dispatcher
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_replies import (
     NO_REQUESTER,
     PendingReplies,
@@ -36,6 +35,7 @@ from bootseer.fuse.serve.pending_replies import (
     send_data,
     send_error,
 )
+from bootseer.reporting import Reporter
 
 _RETRIED = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})
 # The second one for a request that was being received while the mount ended.
@@ -81,7 +81,7 @@ class ReceiveLoop:
         self,
         device: Device,
         dispatcher: Dispatcher,
-        faults: Faults,
+        faults: Reporter,
         *,
         max_write_bytes: int,
         max_workers: int,
@@ -108,7 +108,7 @@ class ReceiveLoop:
             self._receive(later)
         except BaseException as error:
             # A reader whose request is never received hangs; better that it fails now.
-            self._faults.failed("a receiving thread", error)
+            self._faults.report_failure("a receiving thread", error)
             with contextlib.suppress(OSError):
                 self._refuse(READ_FIELDS.unpack_from(later.buffer)[1], later, error)
             self._on_death()
@@ -166,7 +166,7 @@ class ReceiveLoop:
         try:
             release()
         except Exception as error:  # the reply was sent; only memory may be lost
-            self._faults.failed("releasing a read's memory", error)
+            self._faults.report_failure("releasing a read's memory", error)
 
     def _finish_read(
         self, unique: int, later: BufferedLater, data: Data | memoryview | None
@@ -197,7 +197,7 @@ class ReceiveLoop:
         """The kernel refused a reply. It fails the request itself, but for ENOMEM."""
         if error.errno in NO_REQUESTER:
             return
-        self._faults.failed("sending an answer", error)
+        self._faults.report_failure("sending an answer", error)
         if error.errno == errno.ENOMEM:
             send_error(self._device, unique, errno.EIO)
 
@@ -254,7 +254,7 @@ class ReceiveLoop:
             try:
                 self._answer(memoryview(buffer)[:count], pending)
             except BaseException as error:  # without the thread its requesters would hang
-                self._faults.failed("a slow thread", error)
+                self._faults.report_failure("a slow thread", error)
                 self._on_death()
                 return
             with self._lock:

@@ -16,9 +16,9 @@ from bootseer.fuse.mount.passthrough import Backings, OpenInodes
 from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.protocol import requests
 from bootseer.fuse.serve.dispatch import Dispatcher, Negotiated, init_reply, negotiate
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_replies import send_data, send_error
 from bootseer.fuse.serve.receive_loop import ReceiveLoop
+from bootseer.reporting import Reporter
 
 _FIRST_BUFFER_BYTES = 1 << 20
 _RETRY_S = 0.05
@@ -69,7 +69,7 @@ class Server:
         self._point = point
         self._options = options
         self._device = Device(descriptor)
-        faults = Faults(options.on_fault)
+        faults = Reporter("fuse.fault", options.on_fault)
         backings = Backings(descriptor, open_inodes, faults)
         self._loop = ReceiveLoop(
             self._device,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
+from bootseer.reporting import Reporter
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.image_server import ImageServer
@@ -74,11 +75,13 @@ class MountEvents:
         *,
         again_s: float,
     ) -> None:
-        self._ref, self._say, self._faults, self._again_s = ref, say, faults, again_s
+        self._faults, self._again_s = faults, again_s
         self._outage, self._outage_s, self._came = 0, 0.0, (0, 0)
         self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
         self._writer = writer
-        self._reported: set[str] = set()
+        self._reporter = Reporter(
+            FAULT, lambda text: say(f"{ref}: {text}"), writer=writer, attributes=self._about
+        )
         self._lock = threading.Lock()
         self._spans: dict[str, str] = {}
         self._mounted_ns = time.monotonic_ns()
@@ -95,13 +98,7 @@ class MountEvents:
 
     def _report(self, which: str, kind: str, text: str) -> None:
         self._faults.write(f"{os.getpid()} {which}", text)
-        with self._lock:
-            if which in self._reported:
-                return
-            self._reported.add(which)
-        self._say(f"{self._ref}: {text}")
-        attributes = {"error.type": kind, "error.message": text, **self._about}
-        self._writer.point(FAULT, "fallback", attributes)
+        self._reporter.report(kind, text, same=which)
 
     def read_failed(self, offset: int, error: BaseException, came: tuple[int, int]) -> None:
         """Report that a reader got EIO.

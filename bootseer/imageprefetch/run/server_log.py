@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from bootseer.imageprefetch.mount.server_registry import FAULTS
+from bootseer.reporting import Once
 from bootseer.system.regular_files import open_to_read
 
 POLL_S = 0.2
@@ -45,7 +46,7 @@ class LogFollower:
     def __init__(self, path: str, ref: str, complain: Callable[[str], None]) -> None:
         self._path, self._ref, self._complain = path, ref, complain
         self._fd, self._at, self._rest = -1, 0, b""
-        self._reported: set[str] = set()
+        self._passed_on = Once()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="image-log", daemon=True)
 
@@ -90,6 +91,5 @@ class LogFollower:
             kind, text = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             return
-        if isinstance(kind, str) and kind not in self._reported:
-            self._reported.add(kind)
+        if isinstance(kind, str) and self._passed_on.is_new(kind):
             self._complain(f"{self._ref}: {text}")

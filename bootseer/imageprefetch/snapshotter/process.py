@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import RequestedLayer
 from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
 from bootseer.imageprefetch.snapshotter.types import StockImage
+from bootseer.reporting import Once
 
 DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
 """Where containerd and kubelet look for the disk usage of a snapshotter of this name."""
@@ -43,19 +43,11 @@ class SnapshotterSettings:
 
 def make_reporter(say: Say, writer: NullWriter) -> Report:
     """A function that reports an image by one log line and one event, whatever its layers."""
-    lock, reported_s = threading.Lock(), dict[tuple[str, str, str], float]()
-
-    def is_new(layer: RequestedLayer, reason: str) -> bool:
-        now_s, key = time.monotonic(), (layer.reference, layer.digest, reason)
-        with lock:
-            for old in [old for old, at_s in reported_s.items() if at_s + SAME_PULL_S < now_s]:
-                del reported_s[old]
-            is_known = key in reported_s
-            reported_s[key] = now_s
-        return not is_known
+    pulls = Once(SAME_PULL_S)
 
     def report(status: str, mode: str, subject: StockImage | RequestedLayer, reason: str) -> None:
-        if isinstance(subject, RequestedLayer) and not is_new(subject, reason):
+        key = (subject.reference, subject.digest, reason)
+        if isinstance(subject, RequestedLayer) and not pulls.is_new(key):
             return  # a further layer of an image that is pulled plainly
         name = subject.reference or "an image that the client did not name"
         why = f": {reason}" if reason else ""

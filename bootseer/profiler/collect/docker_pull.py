@@ -24,8 +24,8 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.profiler.collect.kubernetes_events import Span
-from bootseer.storage.urls import redact
 
 SOURCE = "docker"
 _QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)
@@ -142,7 +142,7 @@ class PullTimes:
 def pull_error(said: str, image: str) -> BootseerError:
     """Our error for what a container program says of a pull that failed."""
     # The whole query goes: each blob store has a name of its own for its signature.
-    text = " ".join(redact(_QUERY.sub(r"\1?…", said)).split())[:300]
+    text = " ".join(redact_message(_QUERY.sub(r"\1?…", said)).split())[:300]
     for pattern, kind, advice in _KINDS:
         if re.search(pattern, text, re.IGNORECASE):
             return kind(f"cannot pull {image}: {text}; {advice}")

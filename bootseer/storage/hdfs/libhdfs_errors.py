@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 
 from bootseer.errors import BootseerError, NotFoundError, StoreUnavailableError, from_os_error
-from bootseer.storage.urls import redact
+from bootseer.events.redaction import redact_message
 
 
 def from_libhdfs_error(error: Exception, action: str) -> BootseerError:
     """Map an error of pyarrow; `action` completes "cannot …" and names the object."""
     if isinstance(error, BootseerError):
         return error
-    text = redact(str(error)).partition("\n")[0]
+    text = redact_message(str(error)).partition("\n")[0]
     if isinstance(error, OSError) and error.errno:
         return from_os_error(OSError(error.errno, text), action)
     if "AccessControlException" in text or "Permission denied" in text:

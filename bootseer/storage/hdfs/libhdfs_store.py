@@ -20,6 +20,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.storage.bounded_calls import Transfer, call_within
 from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
 from bootseer.storage.hdfs.libhdfs_writer import LibhdfsWriter
@@ -35,7 +36,7 @@ from bootseer.storage.store import (
     truncated_error,
 )
 from bootseer.storage.temporary_name_store import TemporaryNameStore, block_locations
-from bootseer.storage.urls import StoreUrl, parse_url, redact, split_authority
+from bootseer.storage.urls import StoreUrl, parse_url, split_authority
 
 try:
     from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, HadoopFileSystem
@@ -252,7 +253,7 @@ def _libhdfs(host: str, user: str) -> FileSystem:
     try:
         return HadoopFileSystem(name, port, user=user or None)
     except OSError as error:
-        reason = redact(str(error)).partition("\n")[0]
+        reason = redact_message(str(error)).partition("\n")[0]
         raise NotSupportedError(
             f"cannot use the cluster's libhdfs for {host}: {reason}; it needs Java, HADOOP_HOME, "
             "CLASSPATH and ARROW_LIBHDFS_DIR, or use hdfs-native (--hdfs-backend native)"

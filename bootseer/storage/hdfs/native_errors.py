@@ -12,8 +12,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.storage.hdfs.remote_exceptions import RemoteException, from_remote_exception
-from bootseer.storage.urls import redact
 
 # It shows a server's exception as RPCError("its.java.Class", "message\n\tat its.stack ...").
 _REMOTE = re.compile(r'RPCError\("([\w.$]+)", "(.*)', re.DOTALL)
@@ -33,7 +33,7 @@ def from_native_error(error: Exception, action: str) -> BootseerError:
             return UsageError(f"cannot {action}: {message}; choose another name")
         kind = java_class.rpartition(".")[2].rpartition("$")[2]
         return from_remote_exception(RemoteException(kind, message), action)
-    text = f"cannot {action}: {redact(_END.split(said, maxsplit=1)[0])[:MESSAGE_LENGTH]}"
+    text = f"cannot {action}: {redact_message(_END.split(said, maxsplit=1)[0])[:MESSAGE_LENGTH]}"
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{text}; check the path")
     if isinstance(error, FileExistsError):

@@ -16,7 +16,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.urls import redact
+from bootseer.events.redaction import redact_message
 
 MESSAGE_LENGTH = 200
 
@@ -54,7 +54,7 @@ def from_remote_exception(
 ) -> BootseerError:
     """Our error for a server's exception; `retry_after_s` is the wait that it asked for, if any."""
     text = remote.message
-    first_line = redact(text).strip().partition("\n")[0][:MESSAGE_LENGTH]
+    first_line = redact_message(text).strip().partition("\n")[0][:MESSAGE_LENGTH]
     said = f"cannot {what}: HDFS says {remote.kind}: {first_line}"
     if remote.kind == "ParentNotDirectoryException" or _BELOW_A_FILE.search(text):
         return NotFoundError(f"{said}; a part of the path is a file: check the path")

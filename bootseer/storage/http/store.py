@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError
+from bootseer.events.redaction import plain_query
 from bootseer.storage.http.exchange import Exchange, report_empty
 from bootseer.storage.http.pool import Pool
 from bootseer.storage.http.redirects import Reach, check_host, check_reach, least_reach
@@ -37,7 +38,7 @@ from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import PreferredReads, Stat, check_limit, check_name
 from bootseer.storage.token_files import read_token
-from bootseer.storage.urls import parse_url, plain_query, quote_path
+from bootseer.storage.urls import parse_url, quote_path
 
 RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285
 STREAMS = 24

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fsspec.utils import stringify_path
 
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, NotSupportedError
-from bootseer.storage.urls import safe_url
+from bootseer.events.redaction import safe_url
 from bootseer.stripedfs.file_errors import file_error
 
 if TYPE_CHECKING:

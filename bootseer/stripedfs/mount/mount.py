@@ -21,6 +21,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
+from bootseer.events.redaction import redact_message
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import (
     KIND,
@@ -36,7 +37,6 @@ from bootseer.fuse.serve import daemon
 from bootseer.fuse.serve.daemon import Log, run_in_child, users_of
 from bootseer.storage.open import open_object
 from bootseer.storage.store import Store
-from bootseer.storage.urls import redact
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.read.locate import locate
@@ -56,7 +56,7 @@ def mount(settings: MountSettings) -> None:
         lambda send: serve(settings, on_ready=lambda: send({})),
         mountpoint=settings.mountpoint,
         limit_s=START_LIMIT_S,
-        waits_for=f"the store to answer for {redact(settings.url)}",
+        waits_for=f"the store to answer for {redact_message(settings.url)}",
         log_file=settings.log_file,
         unlogged="give --log-file FILE, or --foreground, to see why",
     )
@@ -78,7 +78,7 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     # Before anything that may hang: who gave up is sent there.
     log = Log.open(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
-    looking = f"cannot look at {redact(settings.url)}"
+    looking = f"cannot look at {redact_message(settings.url)}"
     run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     process = _process(settings.for_pid)
     options = MountOptions(
@@ -306,7 +306,7 @@ def _absolute(settings: MountSettings) -> MountSettings:
 
 
 def _shown(url: str) -> str:
-    from bootseer.storage.urls import safe_url
+    from bootseer.events.redaction import safe_url
 
     return safe_url(url)
 

@@ -27,8 +27,8 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
-from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.pending_read import PendingRead
+from bootseer.reporting import Reporter
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
 
@@ -55,7 +55,7 @@ class Complaints:
     """Reports each fault to `say` and as an event; one of the same text only once."""
 
     def __init__(self, say: Callable[[str], None] | None) -> None:
-        self._faults = Faults(say, "checkpoint.fault")
+        self._faults = Reporter("checkpoint.fault", say)
 
     def number(self, error: BaseException, where: str, *, reading: bool = False) -> int:
         """The errno for an error, which is reported unless it is an ordinary refusal."""
@@ -66,7 +66,7 @@ class Complaints:
             number = errno.EIO  # the file was found and opened before
         text = str(error) if isinstance(error, BootseerError) else f"internal fault: {error!r}"
         if number == errno.EIO:
-            self._faults.say(type(error).__name__, f"{where}: {text}", same=text)
+            self._faults.report(type(error).__name__, f"{where}: {text}", same=text)
         return number
 
 

@@ -14,12 +14,19 @@ import sys
 
 from bootseer.entrypoint import exec_program, start_unconfigured, transparent_child
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _VALUES = ("-c", "--config", "--events", "--store", "--cache", "--set")
 _KEYS = {"--events": "job.events", "--store": "deps.store", "--cache": "deps.cache"}
 
 
-def main(words: list[str]) -> int:
-    """Run `bootseer start` with the words after it; return the exit code if the job is over."""
+def main(words: list[str], by_click: Callable[[list[str]], int]) -> int:
+    """Run `bootseer start` with the words after it; return the exit code if the job is over.
+
+    `by_click` runs any command line of ours.
+    """
     options, job = split(words)
     if sys.version_info < (3, 11):
         return _alone(job, "`start` needs Python 3.11 or newer")
@@ -33,9 +40,7 @@ def main(words: list[str]) -> int:
                 )
             early = _early(given, job) if len(given) == len(options) else None
             return _by_hand(options, job, "") if early is None else early
-        from bootseer.cli import root
-
-        return root.main(["start", *words])
+        return by_click(["start", *words])
     except Exception as error:  # the border
         fault = _describe(error)
     try:
