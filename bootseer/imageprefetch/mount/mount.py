@@ -3,7 +3,7 @@
 Three processes take part, as in every mount of ours: the caller, which returns once the tree is
 there; the supervisor, which holds the FUSE mount and starts a new worker when one dies; the
 worker, which asks the registry and serves. A node has one server for an image: a further mount of
-it is a bind mount. The server ends when the last mount is gone, in whatever mount namespace.
+it is a bind mount. The server ends with the last mount, in whatever mount namespace.
 """
 
 from __future__ import annotations

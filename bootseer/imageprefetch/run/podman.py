@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 from bootseer.imageprefetch.run.command import DEFAULT_PATH, EVENTS_INSIDE, Command, await_end
+from bootseer.system.mount_calls import IN_ROOT, open_in
 from bootseer.system.paths import is_within
 from bootseer.system.regular_files import open_to_read
 
@@ -269,8 +270,6 @@ def _workdir(tree: str, directory: str, options: Sequence[str]) -> list[str]:
 
 def _is_missing(tree: str, path: str) -> bool:
     """Whether nothing is at a path of the tree, with links resolved as in the container."""
-    from bootseer.system.mount_calls import IN_ROOT, open_in
-
     try:
         root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
