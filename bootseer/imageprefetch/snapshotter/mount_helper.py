@@ -16,6 +16,7 @@ TASKS = TaskTable(
     modules=(
         "bootseer.fuse.serve.handover",
         "bootseer.imageprefetch.mount.mount_worker",
+        "bootseer.storage.oci.open",
         "bootseer.storage.oci.registry_repository",
     ),
 )
