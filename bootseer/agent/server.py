@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import struct
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from bootseer.agent.client import socket_path
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.errors import BusyError, from_os_error
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 from bootseer.system.processes import mount_namespace
 
 _CREDENTIALS = struct.Struct("=3i")
@@ -32,15 +33,13 @@ def serve(runtime: str, tasks: TaskTable) -> None:
 
 
 @contextlib.contextmanager
-def _listening(path: str) -> Iterator[tuple[socket.socket, int]]:
+def _listening(path: str) -> Iterator[tuple[socket.socket, FileLock]]:
     """A socket that listens at `path` until the end of the block, and the lock on that path."""
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = stack.enter_context(file_lock.acquire(f"{path}.lock", limit_s=0))
             except BlockingIOError as error:
                 raise BusyError(f"an agent serves at {path} already; end that one first") from error
             with contextlib.suppress(FileNotFoundError):

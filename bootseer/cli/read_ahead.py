@@ -32,20 +32,20 @@ _DEPS_RUN = """
     bootseer/system/sha256 bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
     bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
     bootseer/depsnap/lock_match bootseer/depsnap/install
-    bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/atomic
-    bootseer/system/mountinfo bootseer/depsnap/time_limit bootseer/depsnap/target_note
-    bootseer/depsnap/settings bootseer/depsnap/shared_tree/__init__
-    bootseer/depsnap/restore/__init__ bootseer/depsnap/restore/staging bootseer/system/libc
-    bootseer/system/mount_calls bootseer/system/processes
-    bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed
-    bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/place
-    bootseer/depsnap/shared_tree/tree bootseer/depsnap/plan_run bootseer/depsnap/wait_policy
-    bootseer/events/__init__ bootseer/events/writer bootseer/depsnap/run
-    bootseer/config/__init__ bootseer/config/paths bootseer/events/resource
-    bootseer/depsnap/key/uv_run bootseer/context_managers bootseer/storage/local
-    lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
-    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
-    struct ctypes/_endian ctypes/__init__
+    bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/file_lock
+    bootseer/system/atomic bootseer/system/mountinfo bootseer/depsnap/time_limit
+    bootseer/depsnap/target_note bootseer/depsnap/settings
+    bootseer/depsnap/shared_tree/__init__ bootseer/depsnap/restore/__init__
+    bootseer/depsnap/restore/staging bootseer/system/libc bootseer/system/mount_calls
+    bootseer/system/processes bootseer/depsnap/shared_tree/placement_records
+    bootseer/depsnap/shared_tree/packed bootseer/depsnap/shared_tree/cache
+    bootseer/depsnap/shared_tree/place bootseer/depsnap/shared_tree/tree
+    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/events/__init__
+    bootseer/events/writer bootseer/depsnap/run bootseer/config/__init__
+    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
+    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
+    bootseer/storage/wait_reports bootseer/storage/retry bootseer/storage/download
+    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -98,12 +98,13 @@ _IMAGE_MOUNT = """
     bootseer/system/proc_files bootseer/fuse/mount/mount_point lib-dynload/fcntl
     bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian ctypes/__init__
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
-    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
-    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
-    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
-    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/system/file_lock bootseer/imageprefetch/mount/server_registry
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/run/__init__
+    bootseer/imageprefetch/run/interrupts lib-dynload/mmap bootseer/fuse/operations
+    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
+    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
+    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
     bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server
