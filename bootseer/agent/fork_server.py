@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from bootseer.agent.client import INTERRUPTED
 from bootseer.agent.protocol import DESCRIPTORS, REFUSED, TASK_WORDS, Request, receive_request
+from bootseer.system.file_lock import FileLock
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0
@@ -57,7 +58,7 @@ class ForkServer:
     source: socket.socket
     accept: Callable[[], socket.socket | None]
     admits: Callable[[socket.socket], bool] = lambda _: True
-    lock: int | None = None
+    lock: FileLock | None = None
 
     def serve(self) -> None:
         """Serve until SIGTERM, SIGINT or the last connection, in a process that has one thread.
@@ -91,7 +92,7 @@ class ForkServer:
         try:
             self.source.close()
             if self.lock is not None:
-                os.close(self.lock)
+                self.lock.close()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)

@@ -12,6 +12,7 @@ from bootseer.agent.client import socket_path
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.errors import BusyError, from_os_error
 from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 from bootseer.system.processes import mount_namespace
 
 _CREDENTIALS = struct.Struct("=3i")
@@ -32,7 +33,7 @@ def serve(runtime: str, tasks: TaskTable) -> None:
 
 
 @contextlib.contextmanager
-def _listening(path: str) -> Iterator[tuple[socket.socket, int]]:
+def _listening(path: str) -> Iterator[tuple[socket.socket, FileLock]]:
     """A socket that listens at `path` until the end of the block, and the lock on that path."""
     with contextlib.ExitStack() as stack:
         try:
@@ -53,7 +54,7 @@ def _listening(path: str) -> Iterator[tuple[socket.socket, int]]:
             listener.listen(64)
         except OSError as error:
             raise from_os_error(error, f"listen at {path}") from error
-        yield listener, lock.descriptor
+        yield listener, lock
 
 
 def _unlink(path: str) -> None:
@@ -62,7 +63,7 @@ def _unlink(path: str) -> None:
 
 
 def _lives_in(namespace: int, pid: int) -> bool:
-    """Whether a process lives in a mount namespace; False where the kernel does not show it."""
+    """Whether a process lives in a mount namespace; False where it cannot be told."""
     try:
         return mount_namespace(pid) == namespace
     except OSError:
