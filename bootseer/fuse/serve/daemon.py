@@ -20,7 +20,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.system.fork import fork
+from bootseer.system.fork import fork, give_up_descriptors, give_up_streams
 from bootseer.system.paths import is_within
 from bootseer.system.proc_files import call_within
 from bootseer.system.readiness import readable
@@ -150,11 +150,9 @@ def _background(
     try:
         os.setsid()
         os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # or who reads the caller's output would wait for our end
-            os.dup2(null, descriptor)
+        give_up_streams()
         if keep is not None:
-            _forget_all_but({0, 1, 2, tell, *keep}, null)
+            give_up_descriptors({0, 1, 2, tell, *keep})
 
         def ready(answer: dict[str, Any]) -> None:
             nonlocal waiting
@@ -173,16 +171,6 @@ def _background(
                 Log(log_file, what).say(answer["text"])
     finally:
         os._exit(code)
-
-
-def _forget_all_but(keep: set[int], null: int) -> None:
-    """Put `null` in the place of all other descriptors.
-
-    Their numbers stay taken: objects that we inherited may still close them.
-    """
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number not in keep and number != null:
-            os.dup2(null, number, inheritable=False)
 
 
 def write_answer(tell: int, answer: dict[str, Any]) -> None:
