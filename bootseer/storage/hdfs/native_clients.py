@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.urls import DEFAULT_PORTS, StoreUrl
+from bootseer.system.lru import put_youngest
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader, FileStatus
@@ -175,11 +176,8 @@ class Readers:
     def _renew(self, path: str, seen: Seen) -> None:
         """Begin a path's next generation; called with the lock held."""
         self._idle.pop(path, None)
-        self._known.pop(path, None)
-        self._known[path] = (next(self._generations), seen)
-        if len(self._known) > KEPT_PATHS:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+        oldest = put_youngest(self._known, path, (next(self._generations), seen), KEPT_PATHS)
+        if oldest is not None:
             self._idle.pop(oldest, None)
 
 

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from bootseer.errors import (
     BootseerError,
@@ -41,6 +41,7 @@ from bootseer.storage.retry import retrying
 from bootseer.storage.store import Preferred, Stat, check_name
 from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import parse_url, plain_query, quote_path
+from bootseer.system.lru import put_youngest
 
 RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285
 STREAMS = 24
@@ -49,8 +50,6 @@ MOST_BYTES = (1 << 63) - 1  # as Linux counts them
 KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
 
 EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
-
-V = TypeVar("V")
 
 
 class Redirected(NamedTuple):
@@ -100,7 +99,9 @@ class HttpStore(ReadOnlyStore):
         what = f"look at {check_name(name)} in {self.url}"
         found = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
         with self._lock:
-            _remember(self._seen, name, (_strong_tag(found.version), found.size_bytes))
+            put_youngest(
+                self._seen, name, (_strong_tag(found.version), found.size_bytes), KNOWN_OBJECTS
+            )
         return found
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
@@ -232,7 +233,7 @@ class HttpStore(ReadOnlyStore):
             raise self._error(exchange, what)
         if by is not None and target != start and exchange.status in (200, 206):
             with self._lock:
-                _remember(self._resolved, name, by)
+                put_youngest(self._resolved, name, by, KNOWN_OBJECTS)
         return exchange
 
     def _redirected(self, base: Target, exchange: Exchange, what: str) -> Redirected:
@@ -301,11 +302,3 @@ class HttpStore(ReadOnlyStore):
 def _strong_tag(text: str) -> str:
     """The ETag at the start of a version, when it is one that promises equal bytes."""
     return text[: text.find('"', 1) + 1] if text.startswith('"') else ""
-
-
-def _remember(known: dict[str, V], name: str, value: V) -> None:
-    """Keep a value as the youngest; the oldest goes when there are too many."""
-    known.pop(name, None)
-    known[name] = value
-    if len(known) > KNOWN_OBJECTS:
-        del known[next(iter(known))]

@@ -53,6 +53,7 @@ from bootseer.storage.oci.repository import Progress
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import Store
+from bootseer.system.lru import put_youngest
 from bootseer.system.randomness import CHANCE
 
 if TYPE_CHECKING:
@@ -267,9 +268,7 @@ class RegistryRepository(Closing):
         )
         digest = version if DIGEST.fullmatch(version) else digest_of(raw)
         with self._lock:
-            self._known[digest] = raw, media_type
-            if len(self._known) > KNOWN_MANIFESTS:
-                del self._known[next(iter(self._known))]
+            put_youngest(self._known, digest, (raw, media_type), KNOWN_MANIFESTS)
         return raw, media_type
 
     def _manifest_at(self, endpoint: Endpoint, version: str, what: str) -> tuple[bytes, str]:

@@ -30,6 +30,7 @@ from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
 from bootseer.fuse.serve.faults import Faults
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
+from bootseer.system.lru import put_youngest
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher, Held
@@ -312,10 +313,7 @@ class OpenFiles:
             return kept[1]
         source = opening()
         with self._lock:
-            self._sources.pop(inode, None)
-            self._sources[inode] = (stamp, source)
-            while len(self._sources) > MOST_KEPT_SOURCES:
-                del self._sources[next(iter(self._sources))]
+            put_youngest(self._sources, inode, (stamp, source), MOST_KEPT_SOURCES)
         return source
 
     def number(self, source: FileSource) -> Handle:

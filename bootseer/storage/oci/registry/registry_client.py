@@ -49,6 +49,7 @@ from bootseer.storage.oci.registry.mirrors import PULL, Endpoint, Files, plan_en
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.token_files import read_token
+from bootseer.system.lru import put_youngest
 
 HOPS = 5
 EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
@@ -312,10 +313,7 @@ class Client:
 
     def _remember(self, key: tuple[Endpoint, str], target: Target) -> None:
         with self._lock:
-            self._addresses.pop(key, None)
-            self._addresses[key] = target
-            if len(self._addresses) > KNOWN_ADDRESSES:
-                del self._addresses[next(iter(self._addresses))]
+            put_youngest(self._addresses, key, target, KNOWN_ADDRESSES)
 
     def _forget(self, key: tuple[Endpoint, str], target: Target) -> None:
         with self._lock:
