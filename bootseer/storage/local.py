@@ -23,7 +23,7 @@ from bootseer.errors import (
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
 from bootseer.system.atomic import Draft, sync_folder
-from bootseer.system.regular_files import irregularity, open_to_read
+from bootseer.system.regular_files import irregularity, open_to_read, read_fully
 
 HIDDEN = "."
 TEMPORARY = ".tmp-"
@@ -282,14 +282,11 @@ def _stat(name: str, found: os.stat_result) -> Stat:
 
 
 def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if count == 0:
-            raise CorruptDataError(
-                f"{name} ends at byte {offset + done}, before {offset + len(view)}; it is truncated"
-            )
-        done += count
+    done = read_fully(fd, view, offset)
+    if done < len(view):
+        raise CorruptDataError(
+            f"{name} ends at byte {offset + done}, before {offset + len(view)}; it is truncated"
+        )
 
 
 def _copy(source: str, draft: Draft) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system.regular_files import write_fully
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
@@ -167,7 +168,7 @@ class LayerSpool:
                 while not self._stopped and (count := _next(stream, buffer)):
                     if layer.have_bytes + count > layer.descriptor.size_bytes:
                         raise CorruptDataError(f"the layer {digest} is longer than its size")
-                    _write(fd, buffer[:count])
+                    write_fully(fd, buffer[:count])
                     check.update(buffer[:count])
                     self._arrived(layer, count)
             finally:
@@ -228,8 +229,3 @@ def _damaged(layer: _Arriving) -> CorruptDataError:
         f"the layer {layer.descriptor.digest} arrived with other bytes than its digest says; it "
         "is not used"
     )
-
-
-def _write(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view) :]
