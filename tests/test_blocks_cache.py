@@ -449,20 +449,20 @@ def test_all_who_meet_a_full_disk_try_again_once_one_has_made_room(
 ):
     """The full disk is a fake: each thread's first write fails, all at one moment."""
     old, source = make_source(tmp_path, 8 * BLOCK, seed=1), make_source(tmp_path, 8 * BLOCK)
-    together, once, write = threading.Barrier(4), threading.local(), cached_module._write
+    together, once, write = threading.Barrier(4), threading.local(), cached_module.write_fully
 
-    def full_at_first(fd: int, offset: int, raw: memoryview) -> None:
+    def full_at_first(fd: int, raw: memoryview, offset: int) -> None:
         if not getattr(once, "met", False):
             once.met = True
             together.wait(20)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(fd, offset, raw)
+        write(fd, raw, offset)
 
     with NodeCache(str(tmp_path / "cache"), MANY) as cache:
         with cache.open(old) as kept:
             fill(kept, old, range(8))
         with cache.open(source) as kept, ThreadPoolExecutor(4) as pool:
-            monkeypatch.setattr(cached_module, "_write", full_at_first)
+            monkeypatch.setattr(cached_module, "write_fully", full_at_first)
             list(pool.map(lambda index: fill(kept, source, range(index, index + 1)), range(4)))
             assert kept.missing(0, 4) == []
         assert cache.stopped == ""

@@ -191,16 +191,16 @@ def test_a_store_that_fails_leaves_what_another_stored(
         cache.open(source) as slow,
         cache.open(source) as quick,
     ):
-        write, failed = cached_object._write, []
+        write, failed = cached_object.write_fully, []
 
-        def full(fd: int, offset: int, raw: memoryview) -> None:
+        def full(fd: int, raw: memoryview, offset: int) -> None:
             if not failed:
                 failed.append(offset)
                 assert put(quick, source, 1)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            write(fd, offset, raw)
+            write(fd, raw, offset)
 
-        monkeypatch.setattr(cached_object, "_write", full)
+        monkeypatch.setattr(cached_object, "write_fully", full)
         assert slow.claim(1)
         put(slow, source, 1)
         assert failed == [BLOCK]

@@ -18,6 +18,7 @@ from typing import NoReturn
 from bootseer.agent.client import INTERRUPTED
 from bootseer.agent.protocol import DESCRIPTORS, REFUSED, TASK_WORDS, Request, receive_request
 from bootseer.system.file_lock import FileLock
+from bootseer.system.fork import give_up_streams
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0
@@ -165,10 +166,7 @@ def _interrupt_on_hang_up(link: socket.socket) -> None:
         except OSError:
             pass  # the connection was reset
         signal.signal(signal.SIGIO, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        os.close(null)
+        give_up_streams()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGIO, look)

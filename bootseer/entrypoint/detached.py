@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import fork, name_thread
+from bootseer.system.fork import fork, give_up_streams, name_thread
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""
@@ -57,9 +57,7 @@ def _detach() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
+    give_up_streams()
     os.closerange(3, _MAX_FD)  # whoever waits for the end of a pipe must not wait for us
     name_thread(NAME)
 

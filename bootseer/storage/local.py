@@ -33,7 +33,7 @@ from bootseer.storage.store import (
     truncated_error,
 )
 from bootseer.system.atomic import Draft, sync_folder
-from bootseer.system.regular_files import irregularity, open_to_read
+from bootseer.system.regular_files import irregularity, open_to_read, read_fully
 
 MODE = 0o644  # of objects, less the process's umask
 COPY_BYTES = 8 << 20
@@ -279,12 +279,9 @@ def _stat(name: str, status: os.stat_result) -> Stat:
 
 
 def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if count == 0:
-            raise truncated_error(name, offset + done, offset + len(view))
-        done += count
+    done = read_fully(fd, view, offset)
+    if done < len(view):
+        raise truncated_error(name, offset + done, offset + len(view))
 
 
 def _copy(source: str, draft: Draft) -> None:

@@ -1,9 +1,16 @@
-"""Children that go on in Python, made from a process of which nothing is known."""
+"""Children that go on in Python, made from a process of which nothing is known.
+
+And what such a child lets go of.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
@@ -25,6 +32,26 @@ def fork() -> int:
         if collects:
             gc.enable()
     return pid
+
+
+def give_up_streams() -> None:
+    """Put /dev/null in the place of the standard streams: their readers wait for our end else."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    if null > 2:
+        os.close(null)
+
+
+def give_up_descriptors(keep: Container[int]) -> None:
+    """Put /dev/null in the place of all descriptors but some.
+
+    Their numbers stay taken: objects that we inherited may still close them.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor not in keep and descriptor != null:
+            os.dup2(null, descriptor, inheritable=False)
 
 
 def end_with_parent(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Opening files in folders that others may write to: what is no file must not hold us up.
+"""Regular files: opening them in folders that others may write to, and moving whole buffers.
 
 Opening a FIFO waits for its other end, for ever where there is none, and reading a device may.
 """
@@ -50,3 +50,35 @@ def _refuse(found: os.stat_result, path: str) -> None:
 def opener(path: str, flags: int) -> int:
     """`open_to_read` as the `opener` of `open(path, "rb")`."""
     return open_to_read(path, flags)
+
+
+def open_found(place: int, path: str | bytes = "") -> int:
+    """A descriptor to read what an O_PATH descriptor names, if that is a regular file.
+
+    Opening a device or a pipe for real can already do something, and O_PATH does nothing to it.
+    Raises OSError, with `path` as its file; EINVAL for anything else.
+    """
+    if not stat.S_ISREG(os.fstat(place).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """Fill memory from an open file; returns the bytes read, fewer where the file ends before."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def write_fully(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of some bytes, at a place of a file where `offset` is one."""
+    view, done = memoryview(data), 0
+    while done < len(view):
+        if offset is None:
+            done += os.write(fd, view[done:])
+        else:
+            done += os.pwrite(fd, view[done:], offset + done)

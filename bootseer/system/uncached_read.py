@@ -9,6 +9,7 @@ import struct
 
 from bootseer.context_managers import Closing
 from bootseer.system.libc import libc
+from bootseer.system.regular_files import read_fully
 
 _STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
 _STATX_BYTES = 256
@@ -53,13 +54,7 @@ class Medium(Closing):
             except OSError:
                 pass  # the other way says what is wrong, or gets along
         os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
-        done = 0
-        while done < length:
-            count = os.preadv(self._fd, [room[done:]], offset + done)
-            if not count:
-                return None
-            done += count
-        return room
+        return room if read_fully(self._fd, room, offset) == length else None
 
     def close(self) -> None:
         direct_fd, self._direct_fd = self._direct_fd, -1

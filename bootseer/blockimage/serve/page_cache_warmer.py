@@ -7,10 +7,8 @@ copy of the mount: whoever unmounts the image is not told that it is busy.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
-import stat
 import threading
 from collections.abc import Callable
 
@@ -24,6 +22,7 @@ from bootseer.system.mount_calls import (
     clone_tree,
     open_in,
 )
+from bootseer.system.regular_files import open_found
 
 THREADS = 2
 WINDOW_BYTES = 128 << 10  # the most that the kernel reads ahead at one request
@@ -57,9 +56,7 @@ def open_regular_below(root: int, path: bytes) -> int:
     """`open_below` that opens nothing but regular files; raises OSError."""
     place = _open(root, path, os.O_PATH | os.O_CLOEXEC)  # which does nothing to a device or pipe
     try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return open_found(place, path)
     finally:
         os.close(place)
 

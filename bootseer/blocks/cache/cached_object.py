@@ -14,6 +14,7 @@ from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
 from bootseer.system.descriptors import check_spare
 from bootseer.system.libc import last_error, libc
+from bootseer.system.regular_files import read_fully, write_fully
 
 
 class Room(Protocol):
@@ -100,7 +101,7 @@ class CachedObject(Closing):
         entry = present_index.read_entry(self._present_fd, index)
         if entry == ABSENT or identity is None:
             return False
-        whole = _fill(self._data_fd, index * identity.block_bytes, raw)
+        whole = read_fully(self._data_fd, raw, index * identity.block_bytes) == len(raw)
         return self._check(index, raw, entry, whole)
 
     def _check(self, index: int, raw: memoryview, entry: bytes, whole: bool) -> bool:
@@ -197,7 +198,7 @@ class CachedObject(Closing):
         offset = index * self._identity.block_bytes
         for again in (False, True):
             try:
-                _write(self._data_fd, offset, raw)
+                write_fully(self._data_fd, raw, offset)
                 present_index.write_entry(self._present_fd, index, entry)
                 if claimed and self._marks is not None:
                     self._marks.set(index)
@@ -274,22 +275,6 @@ class CachedObject(Closing):
         for fd in (self._data_fd, self._present_fd):
             os.close(fd)
         self._present_fd = self._data_fd = -1
-
-
-def _fill(fd: int, offset: int, raw: memoryview) -> bool:
-    done = 0
-    while done < len(raw):
-        count = os.preadv(fd, [raw[done:]], offset + done)
-        if count == 0:
-            return False
-        done += count
-    return True
-
-
-def _write(fd: int, offset: int, raw: memoryview) -> None:
-    done = 0
-    while done < len(raw):
-        done += os.pwrite(fd, raw[done:], offset + done)
 
 
 def punch(fd: int, offset: int, length: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from bootseer.cli.shared.options import options_of, store_options
 from bootseer.cli.stripe.group import jobs_option
 from bootseer.errors import UsageError
+from bootseer.system.regular_files import write_fully
 
 CLOSED_PIPE = 128 + 13
 
@@ -38,14 +38,9 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
         sys.stdout.flush()
         with Fetcher(settings) as fetcher:
             for piece in stream(source, fetcher):
-                _write(sys.stdout.fileno(), piece)
+                write_fully(sys.stdout.fileno(), piece)
     except BrokenPipeError:
         return CLOSED_PIPE  # whoever reads has enough: no fault, so no message
     finally:
         opened.close()
     return 0
-
-
-def _write(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view) :]

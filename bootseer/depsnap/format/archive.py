@@ -18,7 +18,6 @@ from bootseer.depsnap.format.packer import (
     changed,
     member_units,
     members_of,
-    write_all,
 )
 from bootseer.depsnap.format.unit_layout import BLOCK
 from bootseer.depsnap.format.unit_layout import frames as plan_frames
@@ -27,6 +26,7 @@ from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveIn
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system.atomic import Draft
 from bootseer.system.paths import is_within
+from bootseer.system.regular_files import write_fully
 
 __all__ = ["Index", "create", "read_index", "verify"]
 
@@ -56,7 +56,7 @@ def create(
             tree = packer.tree_digest()
             document = _document(ordered, members, frames, tree, skipped)
             tail, digest = encode(document)
-            write_all(draft.fd, tail)
+            write_fully(draft.fd, tail)
             os.fchmod(draft.fd, 0o644)
             draft.publish()
     except OSError as error:

@@ -20,6 +20,7 @@ from bootseer.depsnap.format.digest import TreeHasher
 from bootseer.depsnap.format.unit_layout import Segment, Unit, block_digest, content_digest, units
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, OTHER, SYMLINK, Digest
 from bootseer.errors import BusyError, UsageError, from_os_error
+from bootseer.system.regular_files import write_fully
 
 
 class Member(NamedTuple):
@@ -148,7 +149,7 @@ class Packer:
         return done
 
     def _finish(self, packed: Packed, descriptor: int, done: list[Packed]) -> None:
-        write_all(descriptor, packed.stored)
+        write_fully(descriptor, packed.stored)
         for entry, block, digest in packed.digests:
             self._digests.setdefault(entry, {})[block] = digest
         done.append(dataclasses.replace(packed, stored=b"", digests=[]))
@@ -280,9 +281,3 @@ def _check_same(path: str, entry: Entry, now: os.stat_result) -> None:
 
 def changed(path: str) -> BusyError:
     return BusyError(f"{path} changed while it was being packed; wait until nothing writes there")
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

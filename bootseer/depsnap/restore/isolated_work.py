@@ -17,6 +17,7 @@ from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
 from bootseer.system.fork import fork
 from bootseer.system.readiness import readable
+from bootseer.system.regular_files import write_fully
 
 _OK = b"="
 _MOST_S = 1e6
@@ -74,9 +75,7 @@ def _answer(read: Callable[[], bytes], into: int) -> None:
         except BootseerError as error:
             kinds = [k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__]
             reply = json.dumps([kinds[0], str(error)]).encode()
-        left = memoryview(reply)
-        while left:
-            left = left[os.write(into, left) :]
+        write_fully(into, reply)
     finally:
         os._exit(0)
 

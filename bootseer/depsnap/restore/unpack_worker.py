@@ -22,6 +22,7 @@ from bootseer.depsnap.format.index_records import Frame, Index
 from bootseer.depsnap.format.unit_layout import BLOCK, Unit
 from bootseer.depsnap.types import XAttrs
 from bootseer.errors import BootseerError
+from bootseer.system.regular_files import write_fully
 
 TICKET = struct.Struct("<I")
 STOP = 0xFFFFFFFF
@@ -107,11 +108,6 @@ def _write_row(descriptor: int, row: list[memoryview], offset: int) -> None:
         while done >= len(row[0]):
             done -= len(row.pop(0))
         row[0] = row[0][done:]
-
-
-def write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def child(job: Job, tickets: int, results: int, failed: mmap.mmap) -> None:
@@ -233,7 +229,7 @@ class _Worker:
             if size:
                 segments = index.segments.get(entry)
                 if segments is None:
-                    write_all(descriptor, data[at : at + size])
+                    write_fully(descriptor, data[at : at + size])
                 else:
                     os.ftruncate(descriptor, size)
                     self._segments(descriptor, segments, data[at:])
@@ -259,7 +255,7 @@ class _Worker:
         at = 0
         for offset, length in segments:
             os.lseek(descriptor, offset, os.SEEK_SET)
-            write_all(descriptor, data[at : at + length])
+            write_fully(descriptor, data[at : at + length])
             at += length
 
     def _enter(self, folder: int, root: int) -> None:

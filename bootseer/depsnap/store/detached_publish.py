@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import fork
+from bootseer.system.fork import fork, give_up_streams
 from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 
@@ -68,9 +68,7 @@ def _child(
 
 def _quiet(keep: int) -> None:
     os.chdir("/")
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(_FIRST_OWN_FD):
-        os.dup2(null, fd)
+    give_up_streams()
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.closerange(_FIRST_OWN_FD, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)

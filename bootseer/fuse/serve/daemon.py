@@ -20,7 +20,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.system.fork import fork
+from bootseer.system.fork import fork, give_up_descriptors, give_up_streams
 from bootseer.system.paths import is_within
 from bootseer.system.proc_files import call_within
 from bootseer.system.readiness import readable
@@ -166,11 +166,9 @@ def _run_in_background(
     try:
         os.setsid()
         os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # or a reader of the caller's output would wait for our end
-            os.dup2(null, descriptor)
+        give_up_streams()  # or a reader of the caller's output would wait for our end
         if keep is not None:
-            _replace_all_but({0, 1, 2, pipe, *keep}, null)
+            give_up_descriptors({0, 1, 2, pipe, *keep})
 
         def send(answer: Answer) -> None:
             nonlocal is_starting
@@ -189,13 +187,6 @@ def _run_in_background(
                 Log.open(log_file, mountpoint).say(answer["text"])
     finally:
         os._exit(code)
-
-
-def _replace_all_but(keep: set[int], null: int) -> None:
-    """Replace all other descriptors by `null`, so that objects that we inherited can close them."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number not in keep and number != null:
-            os.dup2(null, number, inheritable=False)
 
 
 def send_answer(pipe: int, answer: Answer) -> None:

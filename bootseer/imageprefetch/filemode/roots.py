@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
+from bootseer.system.regular_files import open_found
 
 DEFAULT_ROOTS = ("/",)
 SKIPPED = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
@@ -112,12 +113,9 @@ class FileOpener:
         raise OSError(errno.EXDEV, "not below the directories that were named", path)
 
     def _open_below(self, root: str, root_fd: int, path: str) -> tuple[int, os.stat_result]:
-        # O_PATH first: opening a device or a pipe can already have an effect.
         path_fd = self._open_path(root, root_fd, path)
         try:
-            if not stat.S_ISREG(os.fstat(path_fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
-            fd = os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_found(path_fd, path)
         finally:
             os.close(path_fd)
         return fd, os.fstat(fd)

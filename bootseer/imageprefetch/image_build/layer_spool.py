@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system.regular_files import write_fully
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor
@@ -164,7 +165,7 @@ class LayerSpool:
                 while not self._stopped and (count := _read_next(stream, buffer)):
                     if layer.have_bytes + count > layer.descriptor.size_bytes:
                         raise CorruptDataError(f"the layer {digest} is longer than its size")
-                    _write(fd, buffer[:count])
+                    write_fully(fd, buffer[:count])
                     check.update(buffer[:count])
                     self._note_arrival(layer, count)
             finally:
@@ -221,8 +222,3 @@ def _damage_error(layer: _LayerDownload) -> CorruptDataError:
         f"the layer {layer.descriptor.digest} arrived with other bytes than its digest says; it "
         "is not used"
     )
-
-
-def _write(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view) :]

@@ -23,7 +23,7 @@ import os
 import sys
 from _socket import SHUT_RDWR, socket, socketpair  # `socket` itself costs 5 ms
 
-from bootseer.system.fork import fork
+from bootseer.system.fork import fork, give_up_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,10 +89,7 @@ def _detach(link: socket) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, LIFE_S)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor not in (link.fileno(), null):
-            os.dup2(null, descriptor, inheritable=False)
+    give_up_descriptors({link.fileno()})
 
 
 class _Helper:

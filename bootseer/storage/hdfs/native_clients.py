@@ -11,6 +11,7 @@ import time
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.urls import DEFAULT_PORTS, StoreUrl
+from bootseer.system.lru import put_youngest
 
 try:
     from hdfs_native import Client, FileReader, FileStatus
@@ -159,11 +160,8 @@ class ReaderPool:
     def _renew(self, path: str, version: Version) -> None:
         """Begin a path's next generation; called with the lock held."""
         self._idle.pop(path, None)
-        self._known.pop(path, None)
-        self._known[path] = (next(self._generations), version)
-        if len(self._known) > KEPT_PATHS:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+        oldest = put_youngest(self._known, path, (next(self._generations), version), KEPT_PATHS)
+        if oldest is not None:
             self._idle.pop(oldest, None)
 
 

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError
 from bootseer.events.redaction import plain_query
@@ -39,14 +39,13 @@ from bootseer.storage.retry import retrying
 from bootseer.storage.store import PreferredReads, Stat, check_limit, check_name
 from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import parse_url, quote_path
+from bootseer.system.lru import put_youngest
 
 RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU-s/GB, these 0.285
 STREAMS = 24
 HOPS = 5
 MOST_BYTES = (1 << 63) - 1  # as Linux counts them
 KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest are dropped first
-
-V = TypeVar("V")
 
 
 class Redirection(NamedTuple):
@@ -97,7 +96,8 @@ class HttpStore(ReadOnlyStore):
         what = f"look at {check_name(name)} in {self.url}"
         stat = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
         with self._lock:
-            _remember(self._seen, name, (_strong_tag(stat.version), stat.size_bytes))
+            about = (_strong_tag(stat.version), stat.size_bytes)
+            put_youngest(self._seen, name, about, KNOWN_OBJECTS)
         return stat
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
@@ -225,7 +225,7 @@ class HttpStore(ReadOnlyStore):
             raise exchange.status_error()
         if by is not None and target != start and exchange.status in (200, 206):
             with self._lock:
-                _remember(self._resolved, name, by)
+                put_youngest(self._resolved, name, by, KNOWN_OBJECTS)
         return exchange
 
     def _redirection(self, base: Target, exchange: Exchange, what: str) -> Redirection:
@@ -288,11 +288,3 @@ class HttpStore(ReadOnlyStore):
 def _strong_tag(text: str) -> str:
     """The ETag at the start of a version, when it is a strong one; else ""."""
     return text[: text.find('"', 1) + 1] if text.startswith('"') else ""
-
-
-def _remember(known: dict[str, V], name: str, value: V) -> None:
-    """Keep a value as the newest; the oldest is dropped when there are too many."""
-    known.pop(name, None)
-    known[name] = value
-    if len(known) > KNOWN_OBJECTS:
-        del known[next(iter(known))]

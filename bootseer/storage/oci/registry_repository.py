@@ -36,6 +36,7 @@ from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
 from bootseer.storage.store import Store, check_limit
+from bootseer.system.lru import put_youngest
 
 if TYPE_CHECKING:
     from bootseer.storage.http.exchange import Exchange
@@ -212,9 +213,7 @@ class RegistryRepository(Closing):
         )
         digest = version if DIGEST.fullmatch(version) else digest_of(raw)
         with self._lock:
-            self._known[digest] = raw, media_type
-            if len(self._known) > KNOWN_MANIFESTS:
-                del self._known[next(iter(self._known))]
+            put_youngest(self._known, digest, (raw, media_type), KNOWN_MANIFESTS)
         return raw, media_type
 
     def _referrers_at(

@@ -31,6 +31,7 @@ from bootseer.fuse.serve.pending_read import PendingRead
 from bootseer.reporting import Reporter
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of
+from bootseer.system.lru import put_youngest
 
 if TYPE_CHECKING:
     from bootseer.blocks.cache.direct_reads import Straight
@@ -308,10 +309,7 @@ class OpenFiles:
             return kept[1]
         source = opening()
         with self._lock:
-            self._sources.pop(inode, None)
-            self._sources[inode] = (stamp, source)
-            while len(self._sources) > MOST_KEPT_SOURCES:
-                del self._sources[next(iter(self._sources))]
+            put_youngest(self._sources, inode, (stamp, source), MOST_KEPT_SOURCES)
         return source
 
     def number(self, source: FileSource) -> Handle:

@@ -25,6 +25,7 @@ from bootseer.stripedfs.read.partial_download import Arrived, Landing
 from bootseer.stripedfs.read.sources import DigestedSource, FileSource
 from bootseer.stripedfs.write.stripe_pool import Pool
 from bootseer.stripedfs.write.write_settings import SILENT, Progress
+from bootseer.system.regular_files import read_fully, write_fully
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Fetcher
@@ -221,9 +222,7 @@ def _written(path: str, offset: int, view: memoryview) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            done = 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], offset + done)
+            write_fully(fd, view, offset)
         finally:
             os.close(fd)
     except OSError as error:
@@ -233,12 +232,8 @@ def _written(path: str, offset: int, view: memoryview) -> None:
 def _read(path: str, offset: int, view: memoryview) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        done = 0
-        while done < len(view):
-            count = os.preadv(fd, [view[done:]], offset + done)
-            if count == 0:
-                raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
-            done += count
+        if read_fully(fd, view, offset) < len(view):
+            raise CorruptDataError(f"{path} is shorter than it was; fetch it again")
     finally:
         os.close(fd)
 

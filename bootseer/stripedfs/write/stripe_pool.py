@@ -31,6 +31,7 @@ from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, digest_of
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name
 from bootseer.stripedfs.write.write_settings import Progress, WritePlan
 from bootseer.system.randomness import CHANCE
+from bootseer.system.regular_files import read_fully
 
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 4.0
@@ -82,13 +83,9 @@ class SourceFile:
 
     def read_into(self, offset: int, view: memoryview, *, next_offset: int = 0) -> None:
         """Fill `view` from `offset`; `next_offset` is what this reader wants next (0: nothing)."""
-        done = 0
         try:
-            while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], offset + done)
-                if count == 0:
-                    raise self._changed()
-                done += count
+            if read_fully(self._fd, view, offset) < len(view):
+                raise self._changed()
             if next_offset:
                 os.posix_fadvise(self._fd, next_offset, len(view), os.POSIX_FADV_WILLNEED)
         except OSError as error:

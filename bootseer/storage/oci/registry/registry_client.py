@@ -50,6 +50,7 @@ from bootseer.storage.oci.registry.logins import Login, find_login
 from bootseer.storage.oci.registry.mirrors import PULL, Endpoint, MirrorFiles, plan_endpoints
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
+from bootseer.system.lru import put_youngest
 
 HOPS = 5
 TOO_MANY = 429
@@ -344,10 +345,7 @@ class RegistryClient:
 
     def _remember(self, key: tuple[Endpoint, str], target: Target) -> None:
         with self._lock:
-            self._addresses.pop(key, None)
-            self._addresses[key] = target
-            if len(self._addresses) > KNOWN_ADDRESSES:
-                del self._addresses[next(iter(self._addresses))]
+            put_youngest(self._addresses, key, target, KNOWN_ADDRESSES)
 
     def _forget(self, key: tuple[Endpoint, str], target: Target) -> None:
         with self._lock:

@@ -5,7 +5,6 @@ The file has no name, so nothing of it is left however the process ends.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import truncated_error
+from bootseer.system.regular_files import read_fully, write_fully
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import BlobStream
@@ -112,9 +112,7 @@ class WholeBlobFile:
     def _pump(self, stream: BlobStream) -> None:
         piece = memoryview(bytearray(PIECE_BYTES))
         while count := stream.readinto(piece):
-            view = piece[:count]
-            while view:
-                view = view[os.write(self._file.fileno(), view) :]
+            write_fully(self._file.fileno(), piece[:count])
             with self._changed:
                 self._arrived_bytes += count
                 self._changed.notify_all()
@@ -142,9 +140,5 @@ class WholeBlobFile:
                 raise truncated_error(self._digest, self._arrived_bytes, end)
 
     def _copy(self, offset: int, buffer: memoryview) -> None:
-        view = buffer
-        while view:
-            count = os.preadv(self._file.fileno(), [view], offset)
-            if count <= 0:
-                raise CorruptDataError(f"{self._digest} was cut off in its temporary file")
-            view, offset = view[count:], offset + count
+        if read_fully(self._file.fileno(), buffer, offset) < len(buffer):
+            raise CorruptDataError(f"{self._digest} was cut off in its temporary file")

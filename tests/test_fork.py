@@ -1,0 +1,109 @@
+"""Children that go on in Python, and what they let go of."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bootseer.system.fork import (
+    end_with_parent,
+    fork,
+    give_up_descriptors,
+    give_up_streams,
+    name_thread,
+)
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    """The parent is killed; the pipe ends when its child, which holds the other end, has ended."""
+    read, write = os.pipe()
+    ready, tell = os.pipe()
+    parent = fork()
+    if parent == 0:
+        if fork() == 0:
+            end_with_parent(signal.SIGTERM)
+            os.write(tell, b".")
+        signal.pause()
+        os._exit(0)
+    os.close(write)
+    assert os.read(ready, 1) == b"."
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(read, 1) == b""
+    for fd in (read, ready, tell):
+        os.close(fd)
+
+
+def test_a_process_gets_the_name_that_ps_shows() -> None:
+    ready, tell = os.pipe()
+    child = fork()
+    if child == 0:
+        name_thread(b"a-name-of-some-length")
+        os.write(tell, b".")
+        signal.pause()
+    assert os.read(ready, 1) == b"."
+    name = Path(f"/proc/{child}/comm").read_text(encoding="ascii").strip()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
+    assert name == "a-name-of-some-"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_child_collects_nothing_that_was_there(collects: bool) -> None:
+    """Whether its parent collects or not, both go on as they did."""
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        child = fork()
+        if child == 0:
+            os._exit(gc.isenabled() * 2 + (gc.get_freeze_count() > 0))
+        assert gc.isenabled() == collects
+        assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == collects * 2 + 1
+
+
+def test_who_reads_a_childs_streams_need_not_wait_for_its_end() -> None:
+    out, stream = os.pipe()
+    other, kept = os.pipe()
+    child = fork()
+    if child == 0:
+        for number in range(3):
+            os.dup2(stream, number)
+        os.close(stream)
+        give_up_streams()
+        os.write(kept, b"%d" % all(os.stat(n).st_rdev == os.makedev(1, 3) for n in range(3)))
+        signal.pause()
+    os.close(stream)
+    assert os.read(out, 1) == b""
+    assert os.read(other, 1) == b"1"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for fd in (out, other, kept):
+        os.close(fd)
+
+
+def test_all_descriptors_but_some_are_given_up_and_keep_their_numbers() -> None:
+    out, let_go = os.pipe()
+    other, kept = os.pipe()
+    child = fork()
+    if child == 0:
+        give_up_descriptors({kept})
+        os.write(kept, b"%d" % (os.fstat(let_go).st_rdev == os.makedev(1, 3)))
+        os.close(let_go)
+        signal.pause()
+    os.close(let_go)
+    os.close(kept)
+    assert os.read(out, 1) == b""
+    assert os.read(other, 2) == b"1"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for fd in (out, other):
+        os.close(fd)
