@@ -96,8 +96,8 @@ def lock(
             if end_s is not None and time.monotonic() >= end_s:
                 raise
         if waiting is not None:
-            waiting, said = None, waiting
-            said()
+            waiting()
+            waiting = None
         time.sleep(_PAUSE_S)
 
 
