@@ -82,32 +82,32 @@ _IMAGE_MOUNT = """
     bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
     bootseer/storage/http/errors bootseer/storage/http/exchange bootseer/storage/http/pool
     bootseer/context_managers bootseer/storage/store bootseer/system/__init__
-    bootseer/system/randomness bootseer/system/lru bootseer/config/__init__
-    bootseer/config/paths bootseer/storage/oci/registry/__init__
-    bootseer/storage/oci/registry/challenge bootseer/storage/oci/registry/mirrors
-    bootseer/storage/oci/registry/logins bootseer/storage/oci/registry/auth
-    bootseer/storage/oci/registry/registry_client lib-dynload/_contextvars contextvars
-    bootseer/storage/retry bootseer/storage/oci/registry/blob_stream
-    bootseer/storage/read_only_store bootseer/storage/oci/registry/blobs
-    bootseer/storage/oci/platforms bootseer/storage/oci/referrers
-    bootseer/storage/oci/registry/manifests bootseer/storage/oci/open
-    bootseer/storage/oci/registry_repository tomllib/_types tomllib/_re tomllib/_parser
-    tomllib/__init__ lib-dynload/unicodedata stringprep encodings/idna
-    bootseer/blockimage/__init__ bootseer/cli/__init__ bootseer/cli/shared/__init__
-    bootseer/cli/shared/size_text bootseer/cli/image/__init__ bootseer/cli/image/outcome
-    bootseer/fuse/__init__ bootseer/system/readiness bootseer/system/fork
-    bootseer/system/paths bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon
-    bootseer/fuse/mount/__init__ bootseer/system/libc bootseer/system/mount_calls
-    bootseer/system/mountinfo bootseer/system/proc_files bootseer/fuse/mount/mount_point
-    lib-dynload/fcntl bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian
-    ctypes/__init__ bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/system/file_lock bootseer/imageprefetch/mount/server_registry
-    bootseer/imageprefetch/mount/settings bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/mount/interrupts lib-dynload/mmap bootseer/fuse/operations
-    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/reporting bootseer/fuse/mount/passthrough
-    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
-    lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/fuse/serve/requesters
+    bootseer/system/lru bootseer/config/__init__ bootseer/config/paths
+    bootseer/storage/oci/registry/__init__ bootseer/storage/oci/registry/challenge
+    bootseer/storage/oci/registry/mirrors bootseer/storage/oci/registry/logins
+    bootseer/storage/oci/registry/auth bootseer/storage/oci/registry/registry_client
+    lib-dynload/_contextvars contextvars bootseer/storage/retry
+    bootseer/storage/oci/registry/blob_stream bootseer/storage/read_only_store
+    bootseer/storage/oci/registry/blobs bootseer/storage/oci/platforms
+    bootseer/storage/oci/referrers bootseer/storage/oci/registry/manifests
+    bootseer/storage/oci/open bootseer/storage/oci/registry_repository tomllib/_types
+    tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
+    encodings/idna bootseer/blockimage/__init__ bootseer/cli/__init__
+    bootseer/cli/shared/__init__ bootseer/cli/shared/size_text bootseer/cli/image/__init__
+    bootseer/cli/image/outcome bootseer/fuse/__init__ bootseer/system/readiness
+    bootseer/system/fork bootseer/system/paths bootseer/fuse/serve/__init__
+    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/system/libc
+    bootseer/system/mount_calls bootseer/system/mountinfo bootseer/system/proc_files
+    bootseer/fuse/mount/mount_point lib-dynload/fcntl bootseer/blockimage/erofs_mount
+    lib-dynload/_ctypes ctypes/_endian ctypes/__init__ bootseer/imageprefetch/__init__
+    bootseer/imageprefetch/mount/__init__ bootseer/system/file_lock
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/settings
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/mount/interrupts
+    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/reporting
+    bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount lib-dynload/_heapq heapq
+    lib-dynload/_queue queue bootseer/fuse/serve/requesters
     bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
     bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
     platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
