@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
+import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bootseer.system.fork import (
+    close_descriptors,
     end_with_parent,
     fork,
     give_up_descriptors,
@@ -57,14 +62,14 @@ def test_a_process_gets_the_name_that_ps_shows() -> None:
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_child_collects_nothing_that_was_there(collects: bool) -> None:
     """Whether its parent collects or not, both go on as they did."""
-    before = gc.isenabled()
+    before, frozen = gc.isenabled(), gc.get_freeze_count()
     (gc.enable if collects else gc.disable)()
     try:
         child = fork()
         if child == 0:
-            os._exit(gc.isenabled() * 2 + (gc.get_freeze_count() > 0))
+            os._exit(gc.isenabled() * 2 + (gc.get_freeze_count() > frozen))
         assert gc.isenabled() == collects
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == frozen
     finally:
         (gc.enable if before else gc.disable)()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == collects * 2 + 1
@@ -107,3 +112,47 @@ def test_all_descriptors_but_some_are_given_up_and_keep_their_numbers() -> None:
     os.waitpid(child, 0)
     for fd in (out, other):
         os.close(fd)
+
+
+def test_descriptors_are_closed_whatever_their_numbers() -> None:
+    """Those beyond 4,096 once stayed open in what was left behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 10_000)), hard))
+    out, let_go = os.pipe()
+    other, kept = os.pipe()
+    high = fcntl.fcntl(let_go, fcntl.F_DUPFD_CLOEXEC, min(9_000, hard - 10))
+    child = fork()
+    if child == 0:
+        close_descriptors(kept, 0)
+        os.write(kept, b"%d" % len(os.listdir("/proc/self/fd")))
+        signal.pause()
+    for fd in (let_go, high, kept):
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.read(out, 1) == b""
+    assert os.read(other, 1) == b"3"  # the two, and that of the listing
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for fd in (out, other):
+        os.close(fd)
+
+
+def test_what_a_publisher_prints_goes_into_no_file_of_its_own(tmp_path: Path) -> None:
+    """Its standard output was closed behind its back, and the next file got the number."""
+    code = """
+import os, sys
+from bootseer.depsnap.store import detached_publish
+told, tell = os.pipe()
+if os.fork() == 0:
+    detached_publish._quiet(tell)
+    with open(sys.argv[1], "wb"):
+        print("something that a library says " * 1000, flush=True)
+    os.write(tell, b"done")
+    os._exit(0)
+os.close(tell)
+print(os.read(told, 10).decode())
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "archive")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "done\n"
+    assert (tmp_path / "archive").read_bytes() == b""

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import fork, give_up_streams, name_thread
+from bootseer.system.fork import close_descriptors, fork, give_up_streams, name_thread
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""
-_MAX_FD = 4096
 
 
 def begin(
@@ -58,7 +57,7 @@ def _detach() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     give_up_streams()
-    os.closerange(3, _MAX_FD)  # whoever waits for the end of a pipe must not wait for us
+    close_descriptors(0, 1, 2)
     name_thread(NAME)
 
 

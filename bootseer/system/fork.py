@@ -43,6 +43,19 @@ def give_up_streams() -> None:
         os.close(null)
 
 
+def close_descriptors(*keep: int) -> None:
+    """Close all descriptors but some: who waits for the end of a pipe must not wait for our end."""
+    try:
+        most = max(map(int, os.listdir("/proc/self/fd")))
+    except OSError:  # no /proc
+        most = 4096
+    low = 0
+    for high in (*sorted(keep), most + 1):
+        if low < high:  # `os.closerange(0, 0)` closes all there are
+            os.closerange(low, high)
+        low = high + 1
+
+
 def give_up_descriptors(keep: Container[int]) -> None:
     """Put /dev/null in the place of all descriptors but some.
 

@@ -15,13 +15,12 @@ from collections.abc import Callable
 
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
-from bootseer.system.fork import fork
+from bootseer.system.fork import close_descriptors, fork
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import write_fully
 
 _OK = b"="
 _MOST_S = 1e6
-_MOST_DESCRIPTORS = 4096
 _END_S, _LOOK_S = 1.0, 0.001
 """How long a killed process may take to go, and how often it is looked for."""
 
@@ -67,8 +66,7 @@ def read_apart(
 def _answer(read: Callable[[], bytes], into: int) -> None:
     """The child's whole life; never returns."""
     try:
-        os.closerange(0, into)
-        os.closerange(into + 1, into + _MOST_DESCRIPTORS)
+        close_descriptors(into)
         _fill_standard_streams(into)
         try:
             reply = _OK + read()

@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import fork, give_up_streams
+from bootseer.system.fork import close_descriptors, fork, give_up_streams
 from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 
 HANDOVER_S = 10.0
-_FIRST_OWN_FD = 3
 
 
 def detach(lease: Lease, reopen: Callable[[], Store], work: Callable[[Store], None]) -> None:
@@ -69,8 +68,7 @@ def _child(
 def _quiet(keep: int) -> None:
     os.chdir("/")
     give_up_streams()
+    close_descriptors(0, 1, 2, keep)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
-    os.closerange(_FIRST_OWN_FD, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
     os.nice(19)  # and not idle altogether: other nodes may wait for what is published
     use_idle_disk()
