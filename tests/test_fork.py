@@ -17,9 +17,9 @@ from bootseer.system.fork import (
     close_descriptors,
     end_with_parent,
     fork,
-    give_up_descriptors,
-    give_up_streams,
     name_thread,
+    silence_descriptors,
+    silence_streams,
 )
 
 
@@ -83,7 +83,7 @@ def test_who_reads_a_childs_streams_need_not_wait_for_its_end() -> None:
         for number in range(3):
             os.dup2(stream, number)
         os.close(stream)
-        give_up_streams()
+        silence_streams()
         os.write(kept, b"%d" % all(os.stat(n).st_rdev == os.makedev(1, 3) for n in range(3)))
         signal.pause()
     os.close(stream)
@@ -100,7 +100,7 @@ def test_all_descriptors_but_some_are_given_up_and_keep_their_numbers() -> None:
     other, kept = os.pipe()
     child = fork()
     if child == 0:
-        give_up_descriptors({kept})
+        silence_descriptors({kept})
         os.write(kept, b"%d" % (os.fstat(let_go).st_rdev == os.makedev(1, 3)))
         os.close(let_go)
         signal.pause()

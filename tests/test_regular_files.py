@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.system.regular_files import open_found, read_fully, write_fully
+from bootseer.system.regular_files import read_fully, reopen_to_read, write_fully
 
 
 def test_what_an_o_path_descriptor_names_is_opened_if_it_is_a_file(tmp_path: Path) -> None:
@@ -18,12 +18,12 @@ def test_what_an_o_path_descriptor_names_is_opened_if_it_is_a_file(tmp_path: Pat
     for name, fits in (("file", True), ("fifo", False), ("link", False), (".", False)):
         place = os.open(tmp_path / name, os.O_PATH | os.O_NOFOLLOW)
         if fits:
-            fd = open_found(place)
+            fd = reopen_to_read(place)
             assert os.read(fd, 10) == b"content"
             os.close(fd)
         else:
             with pytest.raises(OSError, match="not a regular file: 'its name'"):
-                open_found(place, "its name")
+                reopen_to_read(place, "its name")
         os.close(place)
 
 

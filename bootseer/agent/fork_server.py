@@ -18,7 +18,7 @@ from typing import NoReturn
 from bootseer.agent.client import INTERRUPTED
 from bootseer.agent.protocol import DESCRIPTORS, REFUSED, TASK_WORDS, Request, receive_request
 from bootseer.system.file_lock import FileLock
-from bootseer.system.fork import give_up_streams
+from bootseer.system.fork import silence_streams
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0
@@ -166,7 +166,7 @@ def _interrupt_on_hang_up(link: socket.socket) -> None:
         except OSError:
             pass  # the connection was reset
         signal.signal(signal.SIGIO, signal.SIG_IGN)
-        give_up_streams()
+        silence_streams()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGIO, look)

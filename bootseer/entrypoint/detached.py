@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import close_descriptors, fork, give_up_streams, name_thread
+from bootseer.system.fork import close_descriptors, fork, name_thread, silence_streams
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""
@@ -56,7 +56,7 @@ def _detach() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    give_up_streams()
+    silence_streams()
     close_descriptors(0, 1, 2)
     name_thread(NAME)
 

@@ -1,7 +1,8 @@
-"""Locks of whole files and directories among processes, by flock(2).
+"""Locks on whole files and directories between processes, by flock(2).
 
-A lock is an open file's: children that have its descriptor hold it as well. It ends when the last
-of them has closed it, however their processes end.
+A lock belongs to an open file description: a child process that inherits the descriptor holds the
+lock as well. The kernel releases it when the last such descriptor is closed, also when a process is
+killed.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _PAUSE_S = 0.05
 
 
 class FileLock(Closing):
-    """The lock of an open file, which closing it lets go of. Twice is safe."""
+    """A lock that is held until `close`, which may be called twice."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def is_named(self, path: str) -> bool:
-        """Whether a path leads to the very file: its holder before may have removed or moved it."""
+        """Whether `path` still leads to the locked file: see `is_named`."""
         return is_named(self.descriptor, path)
 
     def release(self) -> None:
-        """Let go of it for children that have the descriptor, too."""
+        """Release the lock although child processes may have the descriptor open."""
         unlock(self.descriptor)
 
     def close(self) -> None:
@@ -48,16 +49,16 @@ def acquire(
     limit_s: float | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> FileLock:
-    """Open a file and lock it; it is made where there is none, unless `create` is false.
+    """Open a file and lock it exclusively. A missing file is created, with `create`.
 
-    `flags` are more flags of open(2). Raises OSError; see `lock`.
+    `flags` are added to those of open(2). Raises OSError; for the rest see `lock`.
     """
     flags |= os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     return _locked(os.open(path, flags, mode), limit_s, waiting)
 
 
 def acquire_directory(path: str, *, limit_s: float | None = None) -> FileLock:
-    """Open a directory, which must be there, and lock it. Raises OSError; see `lock`."""
+    """Open an existing directory and lock it exclusively. Raises OSError; see `lock`."""
     return _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), limit_s)
 
 
@@ -66,7 +67,7 @@ def _locked(
 ) -> FileLock:
     try:
         lock(descriptor, limit_s=limit_s, waiting=waiting)
-    except BaseException:  # who asked never had it to close
+    except BaseException:  # the caller has no descriptor to close
         os.close(descriptor)
         raise
     return FileLock(descriptor)
@@ -79,11 +80,12 @@ def lock(
     limit_s: float | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> None:
-    """Lock an open file, instead of the lock that it has; a shared one stands beside others.
+    """Lock an open file, in place of the lock that it has already.
 
-    Waits for `limit_s` seconds, without end where it is None, after a call of `waiting` where it
-    must wait at all. Raises BlockingIOError where another open file holds it longer (the lock that
-    there was may be lost then), and other OSErrors where files have no locks.
+    Waits `limit_s` seconds at most: None is without limit, 0 is not at all. `waiting` is called
+    once before a wait begins. Raises BlockingIOError when the lock is still held elsewhere; a lock
+    that was to be replaced may be lost then. Raises other OSErrors where the file system has no
+    locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if limit_s is None and waiting is None:
@@ -102,12 +104,15 @@ def lock(
 
 
 def unlock(descriptor: int) -> None:
-    """Let go of an open file's lock, if it has one."""
+    """Release an open file's lock, if it has one."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def is_named(descriptor: int, path: str) -> bool:
-    """Whether a path leads to the very file that is open, and is no symbolic link."""
+    """Whether `path` leads to an open file, and not by a symbolic link.
+
+    Between open and lock a previous holder may have removed or replaced the file.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):

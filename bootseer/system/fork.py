@@ -1,7 +1,4 @@
-"""Children that go on in Python, made from a process of which nothing is known.
-
-And what such a child lets go of.
-"""
+"""Forked child processes that continue in Python, and what they detach themselves from."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ def fork() -> int:
     return pid
 
 
-def give_up_streams() -> None:
-    """Put /dev/null in the place of the standard streams: their readers wait for our end else."""
+def silence_streams() -> None:
+    """Replace the standard streams by /dev/null, so that their readers see the end of file."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
@@ -44,22 +41,22 @@ def give_up_streams() -> None:
 
 
 def close_descriptors(*keep: int) -> None:
-    """Close all descriptors but some: who waits for the end of a pipe must not wait for our end."""
+    """Close all descriptors but those of `keep`, so that readers of a pipe see its end."""
     try:
-        most = max(map(int, os.listdir("/proc/self/fd")))
+        highest = max(map(int, os.listdir("/proc/self/fd")))
     except OSError:  # no /proc
-        most = 4096
+        highest = 4096
     low = 0
-    for high in (*sorted(keep), most + 1):
-        if low < high:  # `os.closerange(0, 0)` closes all there are
+    for high in (*sorted(keep), highest + 1):
+        if low < high:  # `os.closerange(0, 0)` closes every descriptor there is
             os.closerange(low, high)
         low = high + 1
 
 
-def give_up_descriptors(keep: Container[int]) -> None:
-    """Put /dev/null in the place of all descriptors but some.
+def silence_descriptors(keep: Container[int]) -> None:
+    """Replace all descriptors but those of `keep` by /dev/null.
 
-    Their numbers stay taken: objects that we inherited may still close them.
+    Their numbers remain in use, because inherited objects may still close them.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -68,19 +65,22 @@ def give_up_descriptors(keep: Container[int]) -> None:
 
 
 def end_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends, from now on.
+    """Have the kernel send this process a signal when its parent ends.
 
-    A parent that has ended already sends none: compare `os.getppid()` afterwards.
+    No signal comes from a parent that has ended before the call: compare `os.getppid()` after it.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def name_thread(name: bytes) -> None:
-    """What `ps` shows of this thread, of a process's first one as of the process: 15 bytes."""
+    """Set the name of this thread as `ps` shows it, cut to 15 bytes.
+
+    The name of a process's first thread is that of the process.
+    """
     _prctl(_PR_SET_NAME, name)
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
-    from bootseer.system.libc import libc  # most who fork do without
+    from bootseer.system.libc import libc  # most callers of `fork` do not need it
 
     libc().prctl(option, argument)

@@ -1,6 +1,6 @@
-"""The C library, for what Python's `os` lacks.
+"""The C library, for functions that Python's `os` lacks.
 
-It is loaded at the first use: importing ctypes takes milliseconds, which most starts save.
+It is loaded at the first use: importing ctypes takes milliseconds that most commands can save.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _loaded: list[CDLL] = []
 
 
 def libc() -> CDLL:
-    """The C library's functions; `last_error` says why a call of one failed.
+    """The functions of the C library; `last_error` tells why a call failed.
 
-    All of this process share them: to set a function's `argtypes`, take one by `libc()["name"]`,
-    which is the caller's own.
+    The object is shared by the whole process. To set a function's `argtypes`, take a function
+    object of your own by `libc()["name"]`.
     """
     if not _loaded:
         import ctypes
@@ -28,7 +28,7 @@ def libc() -> CDLL:
 
 
 def last_error(path: str | bytes | None = None) -> OSError:
-    """Why this thread's last call failed, about a file where `path` names one."""
+    """The error of this thread's last call of a C function, with `path` as its file name."""
     import ctypes
 
     number = ctypes.get_errno()
@@ -36,11 +36,11 @@ def last_error(path: str | bytes | None = None) -> OSError:
 
 
 def system_call(number: int, *words: int | bytes) -> int:
-    """syscall(2), for a system call that the C library has no function for. Raises OSError."""
+    """syscall(2), for a system call without a function in the C library. Raises OSError."""
     import ctypes
 
-    given = [word if isinstance(word, bytes) else ctypes.c_long(word) for word in words]
-    result: int = libc().syscall(ctypes.c_long(number), *given)
+    arguments = [word if isinstance(word, bytes) else ctypes.c_long(word) for word in words]
+    result: int = libc().syscall(ctypes.c_long(number), *arguments)
     if result < 0:
         raise last_error()
     return result

@@ -1,4 +1,4 @@
-"""Dictionaries that keep what was put into them last."""
+"""Dictionaries of limited size that drop their oldest entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def put_youngest(kept: dict[K, V], key: K, value: V, most: int) -> K | None:
-    """Set a value; returns the key set longest ago, which goes where there are more than `most`."""
+    """Set an entry as the youngest; drop the oldest where there are more than `most`.
+
+    Returns the key of the dropped entry.
+    """
     kept.pop(key, None)
     kept[key] = value
     if len(kept) <= most:

@@ -27,21 +27,21 @@ _HOW = struct.Struct("<QQQ")  # struct open_how: flags, mode, resolve
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
-    """mount(2); `data` are the file system's own options. An error's file is the target."""
+    """mount(2); `data` holds the file system's own options. An error names the target."""
     words = (os.fsencode(source), os.fsencode(target), kind.encode())
     if libc().mount(*words, flags, os.fsencode(data) or None):
         raise last_error(target)
 
 
 def unmount(target: str, *, lazily: bool = False, force: bool = False) -> None:
-    """umount2(2); a symbolic link is not followed. `EBUSY` while in use, unless `lazily`."""
+    """umount2(2), without following a symbolic link. EBUSY while in use, unless `lazily`."""
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if force else 0)
     if libc().umount2(os.fsencode(target), flags):
         raise last_error(target)
 
 
 def make_mount(kind: str) -> int:
-    """A descriptor of an unattached mount of a file system that has no source."""
+    """A descriptor of a new, unattached mount of a file system that needs no source."""
     context = system_call(_FSOPEN, kind.encode(), _FS_CLOEXEC)
     try:
         system_call(_FSCONFIG, context, _CONFIG_CREATE, 0, 0, 0)

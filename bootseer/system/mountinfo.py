@@ -1,4 +1,4 @@
-"""What is mounted, by /proc/self/mountinfo (proc_pid_mountinfo(5)); no mount is touched."""
+"""The mounts of this mount namespace, from /proc/self/mountinfo (proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """One mount; `root` is what of the file system is shown there.
+    """One mount; `root` is the directory of the file system that is visible at `target`.
 
-    `number` is the mount's own, `parent` that of the mount which it lies on.
+    `number` is the mount's own id, `parent` that of the mount it is attached to.
     """
 
     target: str
@@ -28,9 +28,9 @@ class Mounted:
 
 
 def parse_mountinfo(text: bytes) -> list[Mounted]:
-    """Mounts in the order of mounting, so that the last one at a target is the visible one."""
+    """The mounts in the order of mounting: of several at one target, the last is visible."""
     mounts = []
-    for line in text.split(b"\n"):  # a name may hold a carriage return, which ends no line here
+    for line in text.split(b"\n"):  # not `splitlines`: a name may contain a carriage return
         left, _, right = line.partition(b" - ")
         fields, (kind, _, rest) = left.split(b" "), right.partition(b" ")
         if len(fields) > 4:
@@ -43,33 +43,30 @@ def parse_mountinfo(text: bytes) -> list[Mounted]:
 
 
 def _name(field: bytes) -> str:
-    """A name in which blanks and the like stand as octal numbers."""
+    """Decode a name, in which the kernel writes blanks and the like as octal numbers."""
     return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field))
 
 
 def all_mounts() -> list[Mounted]:
-    """All mounts that this process can reach, or that lie below such ones.
-
-    Raises OSError without /proc.
-    """
+    """All mounts of this process's namespace below its root. Raises OSError without /proc."""
     with open(MOUNTINFO, "rb") as file:
         return parse_mountinfo(file.read())
 
 
 def is_mounted(target: str) -> bool:
-    """Whether something is mounted exactly at `target` in this mount namespace."""
+    """Whether `target` itself is a mount point in this mount namespace."""
     return any(mounted.target == target for mounted in all_mounts())
 
 
 def shown_at(mounts: list[Mounted], target: str) -> Mounted | None:
-    """What a path without symbolic links leads to, if that is where a mount begins.
+    """The mount that is visible at `target`, a path without symbolic links, if one begins there.
 
-    A mount may be listed at `target` and yet lie below another one, of the same place or of a
-    directory above it. Nothing is touched: a path may lead to a server that does not answer.
+    A mount that is listed at `target` may be covered by another one, at the same place or at a
+    directory above it. The path itself is not accessed, as a file system's server may hang.
     """
     above = {(m.parent, m.target): m for m in mounts if m.parent != m.number}
     known = {m.number for m in mounts}
-    # The root is no mount itself where a process was put into some directory.
+    # After a chroot into a plain directory the root itself is not listed.
     base = {m.parent for m in mounts if m.parent not in known}
     here = next((m for m in mounts if m.target == "/" and m.parent in {*base, m.number}), None)
     place = ""

@@ -1,4 +1,4 @@
-"""Paths compared by their names."""
+"""Comparing paths by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies below it; both absolute, or relative to one place.
+    """Whether `path` is `folder` or lies below it; both absolute, or relative to the same place.
 
-    By their names alone: slashes too many, "." and ".." count for nothing, and no link is
-    followed, which is up to the caller.
+    The paths are normalised, but symbolic links are not resolved.
     """
     path, folder = _normal(path), _normal(folder)
     return path == folder or path.startswith(folder.rstrip("/") + "/")
@@ -17,4 +16,4 @@ def is_within(path: str, folder: str) -> bool:
 
 def _normal(path: str) -> str:
     normal = os.path.normpath(path)
-    return normal[1:] if normal.startswith("//") else normal  # POSIX lets two slashes lead
+    return normal[1:] if normal.startswith("//") else normal  # POSIX keeps two leading slashes

@@ -1,4 +1,4 @@
-"""Leaving the processor and the disk to others; what the kernel refuses is left as it is."""
+"""Lowest priorities for the processor and the disk; what the kernel refuses stays as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from bootseer.system.libc import system_call
 
-# ioprio_set(2), which the C library lacks; from the kernel's tables of system calls.
+# ioprio_set(2) has no function in the C library; numbers from the kernel's system call tables.
 _BY_MACHINES = {
     251: "x86_64",
     289: "i386 i486 i586 i686",
@@ -21,8 +21,7 @@ _WHO_PROCESS, _IDLE_CLASS = 1, 3 << 13
 
 
 def go_idle() -> None:
-    """From here on, have the processor and the disk when nobody else wants them; this thread and
-    those that it starts."""
+    """Let this thread, and those it starts, use the processor and the disk only when idle."""
     try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
@@ -31,7 +30,7 @@ def go_idle() -> None:
 
 
 def use_idle_disk() -> None:
-    """As `go_idle`, of the disk alone."""
+    """As `go_idle`, for the disk alone."""
     number = _IOPRIO_SET.get(os.uname().machine)
     if number is not None:
         with contextlib.suppress(OSError):

@@ -74,17 +74,17 @@ def _read(path: str) -> bytes:
 
 
 def stat_fields(stat: bytes) -> list[bytes]:
-    """The fields of /proc/PID/stat (proc_pid_stat(5)) from the third on, the state.
+    """The fields of /proc/PID/stat (proc_pid_stat(5)) from the third, the state, on.
 
-    The second, the command's name, may hold spaces and parentheses.
+    The second, the command's name, may contain spaces and parentheses.
     """
     return stat.rpartition(b")")[2].split()
 
 
 def start_ticks(pid: int) -> int:
-    """When a process was forked, in clock ticks since boot; 0 of one that has ended.
+    """When a process was forked, in clock ticks since boot; 0 for one that has ended.
 
-    Raises TimeoutError when the kernel keeps it back: the process lives, in execve(2).
+    Raises TimeoutError when the kernel keeps the answer back: the process is alive, in execve(2).
     """
     path = f"/proc/{pid}/stat"
     try:
@@ -97,7 +97,7 @@ def start_ticks(pid: int) -> int:
 
 
 def own_status(name: str) -> str:
-    """What /proc/self/status says under a name; "" where it cannot be told."""
+    """A field of /proc/self/status; "" where there is none."""
     try:
         status = _read("/proc/self/status")
     except OSError:
@@ -107,5 +107,5 @@ def own_status(name: str) -> str:
 
 
 def has_capability(number: int) -> bool:
-    """Whether this process has a capability in effect; False where that cannot be told."""
+    """Whether a capability of this process is in effect; False without /proc."""
     return bool(int(own_status("CapEff") or "0", 16) >> number & 1)

@@ -1,54 +1,54 @@
-"""Which boot, and which namespaces of it, processes live in."""
+"""The boot and the namespaces that processes run in."""
 
 from __future__ import annotations
 
 import os
 
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""The machine's own, from `linux/proc_ns.h`: all processes are seen from there."""
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""The initial one of the machine, from `linux/proc_ns.h`, in which every process is visible."""
 
 
 def boot_id() -> str:
-    """This boot's id; also the same in every container of the node. Raises OSError."""
+    """The id of this boot, the same in every container of the node. Raises OSError."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return file.read().decode("ascii").strip()
 
 
 def pid_namespace() -> int:
-    """This process's PID namespace's number. Raises OSError."""
+    """The number of this process's PID namespace. Raises OSError."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def mount_namespace(pid: int | str = "self") -> int:
-    """A process's mount namespace's number. Raises OSError."""
+    """The number of a process's mount namespace. Raises OSError."""
     return os.stat(f"/proc/{pid}/ns/mnt").st_ino
 
 
 def sees_all_processes() -> bool:
-    """Whether this process is in the machine's own PID namespace."""
+    """Whether this process is in the machine's initial PID namespace."""
     try:
-        return pid_namespace() == _FIRST_PID_NAMESPACE
+        return pid_namespace() == _INITIAL_PID_NAMESPACE
     except OSError:
         return False
 
 
 def mount_namespace_has_ended(number: int, made_in: int) -> bool:
-    """Whether surely no process lives in mount namespace `number`, made in PID namespace `made_in`.
+    """Whether certainly no process is left in mount namespace `number`.
 
-    Only root in that PID namespace, or in the machine's own, sees all who could; to others it
-    may still live.
+    `made_in` is the PID namespace it was created in. Only root there, or in the initial PID
+    namespace, can see every process that may use it; for others the answer is False.
     """
     if os.geteuid() != 0 or not (sees_all_processes() or pid_namespace() == made_in):
         return False
     try:
-        mount_namespace(1)  # also the proof that /proc hides nobody
-        return not any(_lives_in(name, number) for name in os.listdir("/proc") if name.isdigit())
+        mount_namespace(1)  # fails where /proc hides processes
+        return not any(_is_in(name, number) for name in os.listdir("/proc") if name.isdigit())
     except OSError:
-        return False  # not allowed to look at every process
+        return False  # not every process may be inspected
 
 
-def _lives_in(pid: str, number: int) -> bool:
+def _is_in(pid: str, number: int) -> bool:
     try:
         return mount_namespace(pid) == number
     except (FileNotFoundError, ProcessLookupError):
-        return False  # it ended meanwhile
+        return False  # it has ended meanwhile

@@ -1,4 +1,4 @@
-"""Regular files: opening them in folders that others may write to, and moving whole buffers.
+"""Regular files: opening them in folders that others may write to, reading and writing fully.
 
 Opening a FIFO waits for its other end, for ever where there is none, and reading a device may.
 """
@@ -52,11 +52,11 @@ def opener(path: str, flags: int) -> int:
     return open_to_read(path, flags)
 
 
-def open_found(place: int, path: str | bytes = "") -> int:
-    """A descriptor to read what an O_PATH descriptor names, if that is a regular file.
+def reopen_to_read(place: int, path: str | bytes = "") -> int:
+    """Open for reading the regular file that an O_PATH descriptor refers to.
 
-    Opening a device or a pipe for real can already do something, and O_PATH does nothing to it.
-    Raises OSError, with `path` as its file; EINVAL for anything else.
+    Unlike a plain open, one with O_PATH has no effect on devices and pipes. Raises OSError with
+    `path` as its file name, EINVAL for anything but a regular file.
     """
     if not stat.S_ISREG(os.fstat(place).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
@@ -64,7 +64,7 @@ def open_found(place: int, path: str | bytes = "") -> int:
 
 
 def read_fully(fd: int, view: memoryview, offset: int) -> int:
-    """Fill memory from an open file; returns the bytes read, fewer where the file ends before."""
+    """Fill a buffer from an open file. Returns the bytes read, fewer where the file ends."""
     done = 0
     while done < len(view):
         count = os.preadv(fd, [view[done:]], offset + done)
@@ -75,7 +75,7 @@ def read_fully(fd: int, view: memoryview, offset: int) -> int:
 
 
 def write_fully(fd: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of some bytes, at a place of a file where `offset` is one."""
+    """Write all of `data`, at the current position or at `offset`."""
     view, done = memoryview(data), 0
     while done < len(view):
         if offset is None:

@@ -22,7 +22,7 @@ from bootseer.system.mount_calls import (
     clone_tree,
     open_in,
 )
-from bootseer.system.regular_files import open_found
+from bootseer.system.regular_files import reopen_to_read
 
 THREADS = 2
 WINDOW_BYTES = 128 << 10  # the most that the kernel reads ahead at one request
@@ -56,7 +56,7 @@ def open_regular_below(root: int, path: bytes) -> int:
     """`open_below` that opens nothing but regular files; raises OSError."""
     place = _open(root, path, os.O_PATH | os.O_CLOEXEC)  # which does nothing to a device or pipe
     try:
-        return open_found(place, path)
+        return reopen_to_read(place, path)
     finally:
         os.close(place)
 

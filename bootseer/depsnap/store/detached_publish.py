@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import close_descriptors, fork, give_up_streams
+from bootseer.system.fork import close_descriptors, fork, silence_streams
 from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 
@@ -67,7 +67,7 @@ def _child(
 
 def _quiet(keep: int) -> None:
     os.chdir("/")
-    give_up_streams()
+    silence_streams()
     close_descriptors(0, 1, 2, keep)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.nice(19)  # and not idle altogether: other nodes may wait for what is published

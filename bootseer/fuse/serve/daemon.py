@@ -20,7 +20,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.system.fork import fork, give_up_descriptors, give_up_streams
+from bootseer.system.fork import fork, silence_descriptors, silence_streams
 from bootseer.system.paths import is_within
 from bootseer.system.proc_files import call_within
 from bootseer.system.readiness import readable
@@ -166,9 +166,9 @@ def _run_in_background(
     try:
         os.setsid()
         os.chdir("/")
-        give_up_streams()  # or a reader of the caller's output would wait for our end
+        silence_streams()  # or a reader of the caller's output would wait for our end
         if keep is not None:
-            give_up_descriptors({0, 1, 2, pipe, *keep})
+            silence_descriptors({0, 1, 2, pipe, *keep})
 
         def send(answer: Answer) -> None:
             nonlocal is_starting

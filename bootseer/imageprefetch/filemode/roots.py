@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
-from bootseer.system.regular_files import open_found
+from bootseer.system.regular_files import reopen_to_read
 
 DEFAULT_ROOTS = ("/",)
 SKIPPED = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
@@ -115,7 +115,7 @@ class FileOpener:
     def _open_below(self, root: str, root_fd: int, path: str) -> tuple[int, os.stat_result]:
         path_fd = self._open_path(root, root_fd, path)
         try:
-            fd = open_found(path_fd, path)
+            fd = reopen_to_read(path_fd, path)
         finally:
             os.close(path_fd)
         return fd, os.fstat(fd)

@@ -23,7 +23,7 @@ import os
 import sys
 from _socket import SHUT_RDWR, socket, socketpair  # `socket` itself costs 5 ms
 
-from bootseer.system.fork import fork, give_up_descriptors
+from bootseer.system.fork import fork, silence_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _detach(link: socket) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, LIFE_S)
-    give_up_descriptors({link.fileno()})
+    silence_descriptors({link.fileno()})
 
 
 class _Helper:
