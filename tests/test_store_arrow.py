@@ -145,3 +145,21 @@ def test_a_source_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -
         store.create_from_file("x", "/proc/self/mem")
     assert not list(store.list(""))
     assert not list(store.temporaries(""))
+
+
+def test_a_range_is_read_again_while_the_cluster_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files")
+    store.create("x", b"0123")
+    read_scatter, failures = store.read_scatter, [StoreUnavailableError("nobody answers")]
+
+    def failing_once(*words: Any) -> None:
+        if failures:
+            raise failures.pop()
+        read_scatter(*words)
+
+    monkeypatch.setattr(store, "read_scatter", failing_once)
+    buffer = bytearray(2)
+    store.read_range("x", 1, buffer)
+    assert bytes(buffer) == b"12"

@@ -12,7 +12,6 @@ from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import (
     HIDDEN,
     NO_HINTS,
-    BlockLocation,
     ObjectWriter,
     PreferredReads,
     Stat,
@@ -104,12 +103,6 @@ class TemporaryNameStore(Store):
             for piece in pieces:
                 writer.write(piece)
         return writer.created
-
-
-def block_locations(size_bytes: int, block_bytes: int) -> list[BlockLocation]:
-    """The locations of a file in blocks of one size, whose servers are not known."""
-    starts = range(0, size_bytes, block_bytes) or range(1)
-    return [BlockLocation(start, min(block_bytes, size_bytes - start)) for start in starts]
 
 
 def _pieces(file: FileIO, path: str) -> Iterator[bytes]:

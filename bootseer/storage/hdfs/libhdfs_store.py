@@ -11,31 +11,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar
+from typing import Self
 
 from bootseer.errors import (
+    BootseerError,
     BusyError,
     NotFoundError,
     NotSupportedError,
-    StoreUnavailableError,
     UsageError,
 )
 from bootseer.events.redaction import redact_message
-from bootseer.storage.bounded_calls import Transfer, call_within
 from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
 from bootseer.storage.hdfs.libhdfs_writer import LibhdfsWriter
+from bootseer.storage.hdfs.library_store import BLOCK_BYTES, LibraryStore, block_locations
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
 from bootseer.storage.store import (
     BlockLocation,
     Stat,
     WriteHints,
     check_limit,
-    check_name,
     truncated_error,
 )
-from bootseer.storage.temporary_name_store import TemporaryNameStore, block_locations
 from bootseer.storage.urls import StoreUrl, parse_url, split_authority
 
 try:
@@ -47,20 +44,16 @@ except ImportError as missing:
     ) from missing
 
 PIECE_BYTES = 1 << 20
-BLOCK_BYTES = 128 << 20  # HDFS's default: libhdfs does not report block sizes
 # How often, and after what wait, a name is looked for that may be missing while it is replaced.
 READ_TRIES, READ_WAIT_S = 5, 0.02
 STAT_TRIES, STAT_WAIT_S = 3, 0.05
 
-T = TypeVar("T")
 
-
-class LibhdfsStore(TemporaryNameStore):
+class LibhdfsStore(LibraryStore):
     """`Store` below one folder of a pyarrow file system."""
 
     def __init__(self, at: StoreUrl, options: StoreOptions, files: FileSystem) -> None:
         super().__init__(at, options)
-        self._root = at.path.rstrip("/")
         self._files = files
 
     @classmethod
@@ -72,25 +65,6 @@ class LibhdfsStore(TemporaryNameStore):
 
     def close(self) -> None:
         """pyarrow keeps its connection as long as the file system lives."""
-
-    def path(self, name: str) -> str:
-        """An object's path in the file system."""
-        return f"{self._root}/{check_name(name)}"
-
-    def describe(self, name: str) -> str:
-        """An object's name for a message."""
-        return f"{name or 'the root'} in {self.url}"
-
-    def call(self, what: str, call: Callable[[], T]) -> T:
-        """One short call: bounded, its errors mapped, retried while the cluster is away."""
-
-        def once() -> T:
-            try:
-                return call_within(call, self._options.stall_s, what)
-            except Exception as error:  # the library raises its own kinds, OSError and ValueError
-                raise from_libhdfs_error(error, what) from error
-
-        return retrying(once, retry_s=self._options.retry_s)
 
     def locations(self, name: str) -> list[BlockLocation]:
         return block_locations(self.stat(name).size_bytes, BLOCK_BYTES)
@@ -111,9 +85,16 @@ class LibhdfsStore(TemporaryNameStore):
                 time.sleep(STAT_WAIT_S)
         return None
 
-    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
-        attempt = Attempt(stall_s=self._options.stall_s)
-        self.read_scatter(name, offset, [memoryview(buffer).cast("B")], attempt)
+    def map_error(self, error: Exception, what: str) -> BootseerError:
+        return from_libhdfs_error(error, what)
+
+    def _read_pieces(self, name: str, offset: int, total: int, attempt: Attempt) -> Iterator[bytes]:
+        end = offset + total
+        with self._files.open_input_file(self.path(name)) as file:
+            if end > file.size():
+                raise truncated_error(self.describe(name), file.size(), end)
+            for at in range(offset, end, PIECE_BYTES):
+                yield file.read_at(min(PIECE_BYTES, end - at), at)
 
     def read_scatter(
         self,
@@ -123,25 +104,9 @@ class LibhdfsStore(TemporaryNameStore):
         attempt: Attempt,
         filled: Callable[[int], None] | None = None,
     ) -> None:
-        path, what = self.path(name), f"read {self.describe(name)}"
-        end = offset + sum(len(b) for b in buffers)
-
-        def pieces() -> Iterator[bytes]:
-            with self._files.open_input_file(path) as file:
-                if end > file.size():
-                    raise truncated_error(self.describe(name), file.size(), end)
-                for at in range(offset, end, PIECE_BYTES):
-                    yield file.read_at(min(PIECE_BYTES, end - at), at)
-
-        if end > offset:
-            self.stat(name)
-        transfer = Transfer(pieces, buffers, attempt, filled)
-        try:
-            transfer.run(what)
-        except Exception as error:  # as above
-            raise from_libhdfs_error(error, what) from error
-        if not transfer.complete:
-            raise StoreUnavailableError(f"cannot {what}: the answer was too short")
+        if any(map(len, buffers)):
+            self.stat(name)  # waits for a name that is being replaced
+        super().read_scatter(name, offset, buffers, attempt, filled)
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         # While it is replaced the name is not there for a moment (see `move`): look again.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError
-from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
-from bootseer.storage.hdfs.library_writer import LibraryStore, LibraryWriter
+from bootseer.storage.hdfs.library_store import LibraryStore
+from bootseer.storage.hdfs.library_writer import LibraryWriter
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -38,6 +37,3 @@ class LibhdfsWriter(LibraryWriter):
     def _remove(self) -> None:
         self._file.close()
         self._files.delete_file(self._temporary)
-
-    def _mapped(self, error: Exception) -> BootseerError:
-        return from_libhdfs_error(error, self._what)

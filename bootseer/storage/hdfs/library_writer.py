@@ -5,33 +5,16 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from bootseer.context_managers import Committing
-from bootseer.errors import BootseerError, StoreUnavailableError
+from bootseer.errors import StoreUnavailableError
 from bootseer.storage.bounded_calls import call_within
+from bootseer.storage.hdfs.library_store import LibraryStore
 from bootseer.storage.store import TEMPORARY
 
 WRITE_LIMIT_S = 300.0
 """The longest wait for one piece: a pipeline of DataNodes may be rebuilt twice meanwhile."""
-
-T = TypeVar("T")
-
-
-class LibraryStore(Protocol):
-    """What a `LibraryWriter` needs of its store."""
-
-    def path(self, name: str) -> str:
-        """An object's path on the server."""
-
-    def describe(self, name: str) -> str:
-        """An object's name for a message."""
-
-    def call(self, what: str, call: Callable[[], T]) -> T:
-        """One short call: bounded, its errors mapped, retried while the server is away."""
-
-    def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
-        """Rename; False when the target exists and may not be overwritten."""
 
 
 class LibraryFile(Protocol):
@@ -82,10 +65,6 @@ class LibraryWriter(Committing):
     def _remove(self) -> None:
         """Remove the temporary file."""
 
-    @abstractmethod
-    def _mapped(self, error: Exception) -> BootseerError:
-        """Our error for one of the library's."""
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
         self._call_once(lambda: self._file.write(view))
@@ -126,4 +105,4 @@ class LibraryWriter(Committing):
         try:
             call_within(call, WRITE_LIMIT_S, self._what)
         except Exception as error:  # libraries raise kinds of their own
-            raise self._mapped(error) from error
+            raise self._store.map_error(error, self._what) from error

@@ -8,32 +8,30 @@ left behind (see `bounded_calls`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Self
 
 from bootseer.errors import (
+    BootseerError,
     BusyError,
     CorruptDataError,
-    DeadlineError,
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.storage.bounded_calls import Transfer, call_within
+from bootseer.storage.bounded_calls import call_within
+from bootseer.storage.hdfs.library_store import BLOCK_BYTES, LibraryStore, block_locations
 from bootseer.storage.hdfs.native_clients import Clients, ReaderPool
 from bootseer.storage.hdfs.native_errors import from_native_error
 from bootseer.storage.hdfs.native_writer import NativeWriter
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
 from bootseer.storage.store import (
     BlockLocation,
     Stat,
     WriteHints,
     check_limit,
-    check_name,
     truncated_error,
 )
-from bootseer.storage.temporary_name_store import TemporaryNameStore, block_locations
 from bootseer.storage.urls import StoreUrl, parse_url
 
 if TYPE_CHECKING:
@@ -43,17 +41,13 @@ NO_REPLICA = "All DataNodes failed"
 """What the library says when it has tried all replicas of a block."""
 PACKET_BYTES = 64 << 10  # what a DataNode sends at once
 CHECKED_BYTES = 512  # what it sends one checksum for, as most clusters are set
-BLOCK_BYTES = 128 << 20  # HDFS's own default, where a status says none
-
-T = TypeVar("T")
 
 
-class NativeStore(TemporaryNameStore):
+class NativeStore(LibraryStore):
     """`Store` below one folder of HDFS. Nothing is contacted before the first call."""
 
     def __init__(self, at: StoreUrl, options: StoreOptions, clients: Clients) -> None:
         super().__init__(at, options)
-        self._root = at.path.rstrip("/")
         self._clients = clients
         self._readers = ReaderPool(clients)
 
@@ -64,28 +58,6 @@ class NativeStore(TemporaryNameStore):
         clients = Clients(at, options)
         clients.set_environment()
         return cls(at, options, clients)
-
-    def path(self, name: str) -> str:
-        """An object's path in HDFS."""
-        return f"{self._root}/{check_name(name)}"
-
-    def describe(self, name: str) -> str:
-        """An object's name for a message."""
-        return f"{name or 'the root'} in {self.url}"
-
-    def call(self, what: str, call: Callable[[], T]) -> T:
-        """One short call to the NameNode: bounded, its errors mapped, retried while it is away."""
-
-        def once() -> T:
-            try:
-                return call_within(call, self._options.stall_s, what)
-            except DeadlineError:
-                self._clients.close()  # or each attempt would wait on the same connection
-                raise
-            except Exception as error:  # the library raises many kinds, unnamed ones too
-                raise from_native_error(error, what) from error
-
-        return retrying(once, retry_s=self._options.retry_s)
 
     def close(self) -> None:
         self._readers.drop()
@@ -104,42 +76,28 @@ class NativeStore(TemporaryNameStore):
         self._readers.note_status(path, status)
         return status
 
-    def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
-        view = memoryview(buffer).cast("B")
-        attempt = Attempt(stall_s=self._options.stall_s)
-        self.read_scatter(name, offset, [view], attempt)
+    def map_error(self, error: Exception, what: str) -> BootseerError:
+        return from_native_error(error, what)
 
-    def read_scatter(
-        self,
-        name: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        attempt: Attempt,
-        filled: Callable[[int], None] | None = None,
-    ) -> None:
-        path, what = self.path(name), f"read {self.describe(name)}"
-        total = sum(len(b) for b in buffers)
+    def _disconnect(self) -> None:
+        self._clients.close()
 
-        def pieces() -> Iterator[bytes]:
-            pooled = self._readers.take(path, fresh=attempt.number > 0)
-            size = len(pooled.reader)
-            if offset + total > size:
-                self._readers.drop(path)
-                raise truncated_error(self.describe(name), size, offset + total)
-            yield from pooled.reader.read_range_stream(offset, total)
-            self._readers.give_back(pooled)
-
-        transfer = Transfer(pieces, buffers, attempt, filled)
-        try:
-            transfer.run(what)
-        except Exception as error:  # as above
+    def _read_pieces(self, name: str, offset: int, total: int, attempt: Attempt) -> Iterator[bytes]:
+        path = self.path(name)
+        pooled = self._readers.take(path, fresh=attempt.number > 0)
+        size = len(pooled.reader)
+        if offset + total > size:
             self._readers.drop(path)
-            if isinstance(error, StoreUnavailableError) and not attempt.cancelled:
-                self._clients.close()  # as above
-            self._raise_if_damaged(name, offset + transfer.received_bytes, error)
-            raise from_native_error(error, what) from error
-        if not transfer.complete:
-            raise StoreUnavailableError(f"cannot {what}: the answer was too short")
+            raise truncated_error(self.describe(name), size, offset + total)
+        yield from pooled.reader.read_range_stream(offset, total)
+        self._readers.give_back(pooled)
+
+    def _read_error(self, name: str, at: int, attempt: Attempt, error: Exception) -> BootseerError:
+        self._readers.drop(self.path(name))
+        if isinstance(error, StoreUnavailableError) and not attempt.cancelled:
+            self._disconnect()  # or the next attempt would wait on the same connection
+        self._raise_if_damaged(name, at, error)
+        return super()._read_error(name, at, attempt, error)
 
     def _raise_if_damaged(self, name: str, at: int, error: Exception) -> None:
         """Distinguish a block whose replicas all fail their checksums from DataNodes that are down.

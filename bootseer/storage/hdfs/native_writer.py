@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from hdfs_native import Client, FileWriter, WriteOptions
 
-from bootseer.errors import BootseerError
-from bootseer.storage.hdfs.library_writer import LibraryStore, LibraryWriter
-from bootseer.storage.hdfs.native_errors import from_native_error
+from bootseer.storage.hdfs.library_store import LibraryStore
+from bootseer.storage.hdfs.library_writer import LibraryWriter
 from bootseer.storage.store import WriteHints
 
 
@@ -42,9 +41,6 @@ class NativeWriter(LibraryWriter):
 
     def _remove(self) -> None:
         self._client().delete(self._temporary)
-
-    def _mapped(self, error: Exception) -> BootseerError:
-        return from_native_error(error, self._what)
 
 
 class _UnclosedFile:
