@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage.erofs_mount import attach, clone
+from bootseer.blockimage import erofs_mount
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
@@ -147,11 +147,11 @@ def _share(settings: MountSettings, server: server_registry.ServerRecord) -> boo
     """Mount a server's tree at one more directory; False when it is not mounted any more."""
     directory = settings.directory
     try:
-        tree = server_registry.open_whole_tree(server, clone)
+        tree = server_registry.open_whole_tree(server, erofs_mount.clone)
         if tree is None:
             return False
         try:
-            attach(tree, directory, nosuid=settings.nosuid)
+            erofs_mount.attach(tree, directory, nosuid=settings.nosuid)
         finally:
             os.close(tree)
     except OSError as error:
