@@ -11,7 +11,7 @@ from pathlib import Path
 
 import bootseer
 from bootseer.blocks.extents import Extent
-from bootseer.imageprefetch.filemode.mincore import Asker
+from bootseer.imageprefetch.filemode.mincore import ResidencyProbe
 
 PAGE = 4096
 PYTHON = "/usr/bin/python3"
@@ -47,7 +47,7 @@ def resident(path: Path) -> list[Extent]:
     """Which pages of a file are in memory."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        return Asker().resident(fd, path.stat().st_size)
+        return ResidencyProbe().resident(fd, path.stat().st_size)
     finally:
         os.close(fd)
 

@@ -11,7 +11,7 @@ from images_lab import Layer, Member, write_tar
 
 from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.imageprefetch.image_build.flatten import Flattener, Limits
-from bootseer.imageprefetch.image_build.layer_reader import ahead, unpacked
+from bootseer.imageprefetch.image_build.layer_reader import decompress, prefetch
 
 
 class Kept:
@@ -53,7 +53,7 @@ def flatten(
 
         @contextlib.contextmanager
         def opened(raw: bytes = raw) -> Iterator[Iterator[bytes]]:
-            with ahead(unpacked(io.BytesIO(raw))) as pieces:
+            with prefetch(decompress(io.BytesIO(raw))) as pieces:
                 yield pieces
 
         flattener.add(opened, "the layer")

@@ -28,7 +28,8 @@ from bootseer.blocks.table import TableSource
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
+from bootseer.imageprefetch.mount.mount import MountedImage
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import OCI_CONFIG, OCI_MANIFEST
@@ -222,22 +223,22 @@ class Mounts:
         }
         return MountSettings(ref=ref, **given)
 
-    def mount(self, ref: str, **options: Any) -> Mounted:
+    def mount(self, ref: str, **options: Any) -> MountedImage:
         return mounting.mount(self.settings(ref, **options))
 
-    def umount(self, mounted: Mounted | str, **options: Any) -> None:
+    def umount(self, mounted: MountedImage | str, **options: Any) -> None:
         directory = mounted if isinstance(mounted, str) else mounted.directory
         mounting.umount(directory, runtime_dir=str(self.runtime), **options)
 
-    def server(self, index: int = 0) -> server_registry.Server:
-        return server_registry.servers(str(self.runtime))[index]
+    def server(self, index: int = 0) -> server_registry.ServerRecord:
+        return server_registry.list_servers(str(self.runtime))[index]
 
-    def worker(self, server: server_registry.Server) -> int:
+    def worker(self, server: server_registry.ServerRecord) -> int:
         """The process that serves."""
         children = Path(f"/proc/{server.supervisor}/task/{server.supervisor}/children")
         return int(children.read_text().split()[0])
 
-    def kill_worker(self, server: server_registry.Server) -> None:
+    def kill_worker(self, server: server_registry.ServerRecord) -> None:
         """Kill the process that serves, and wait until another one has taken its place."""
         killed = self.worker(server)
         os.kill(killed, signal.SIGKILL)
@@ -287,7 +288,7 @@ class Mounts:
             if time.monotonic() > end_s:
                 print(self.left(), self.log, *map(_about, self.processes()), sep="\n")
                 return False
-            server_registry.servers(str(self.runtime))
+            server_registry.list_servers(str(self.runtime))
             time.sleep(0.05)  # to look takes milliseconds of its own
         return True
 

@@ -20,7 +20,7 @@ from bootseer.events.writer import NullWriter
 from bootseer.fuse.mount import mount_point
 from bootseer.imageprefetch.snapshotter import messages, process
 from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter
-from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, Image
+from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, StockImage
 
 
 class RefusedError(Exception):
@@ -123,7 +123,7 @@ def mounted(mounts: Sequence[Any], work: Path) -> Iterator[Path]:
         target.rmdir()
 
 
-def remote_labels(target: str, image: Image, depth: int) -> dict[str, str]:
+def remote_labels(target: str, image: StockImage, depth: int) -> dict[str, str]:
     """What containerd's CRI plugin says of a layer."""
     prefix = "containerd.io/snapshot/cri."
     return {
@@ -139,7 +139,7 @@ class DirectoryMounter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, StockImage] = {}
         self.gone = False  # fault: the registry and all block images are away
         self.broken = False  # fault: block images are found but cannot be mounted
         self.forbidden = ""  # names that begin so are not allowed
@@ -149,9 +149,9 @@ class DirectoryMounter:
         self.hold_mounts = threading.Event()  # cleared, `mount` waits
         self.hold_mounts.set()
 
-    def add(self, name: str, layers: Sequence[Mapping[str, str]]) -> Image:
+    def add(self, name: str, layers: Sequence[Mapping[str, str]]) -> StockImage:
         digests = tuple(f"{name}-{depth}" for depth in range(len(layers)))
-        image = Image(f"sha256:{name}", f"reg/{name}:1", digests)
+        image = StockImage(f"sha256:{name}", f"reg/{name}:1", digests)
         for depth in range(len(layers)):
             for files in layers[: depth + 1]:
                 for path, text in files.items():
@@ -161,14 +161,14 @@ class DirectoryMounter:
         self._images[image.reference] = image
         return image
 
-    def _tree(self, image: Image, layers: int) -> Path:
+    def _tree(self, image: StockImage, layers: int) -> Path:
         return self._folder / f"{image.digest}-{layers}"
 
     def check(self, reference: str) -> None:
         if reference.startswith(self.forbidden or "\0"):
             raise AccessDeniedError(f"{reference} must not be lazy")
 
-    def find(self, reference: str, digest: str) -> Image:
+    def find(self, reference: str, digest: str) -> StockImage:
         self.calls.append(f"find {reference}")
         self.hold.wait()
         if self.gone:
@@ -178,7 +178,7 @@ class DirectoryMounter:
             raise NotFoundError(f"no block image of {reference}; run `bootseer image build` first")
         return found
 
-    def mount(self, image: Image, directory: str) -> None:
+    def mount(self, image: StockImage, directory: str) -> None:
         self.calls.append(f"mount {image.reference}")
         self.hold_mounts.wait()
         if self.gone or self.broken:
@@ -193,7 +193,7 @@ class DirectoryMounter:
     def answers(self, directory: str) -> bool:
         return mount_point.find_mount(directory) is not None
 
-    def unpack(self, image: Image, layers: int, directory: str) -> None:
+    def unpack(self, image: StockImage, layers: int, directory: str) -> None:
         self.calls.append(f"unpack {image.reference} {layers}")
         if self.gone:
             raise StoreUnavailableError("the registry is away")
@@ -204,10 +204,12 @@ class Running:
     """A snapshotter in this process below a folder; `said` are its log lines."""
 
     def __init__(self, folder: Path, mounter: ImageMounter, writer: NullWriter) -> None:
-        self.settings = process.Settings(str(folder / "root"), str(folder / "snap.sock"))
+        self.settings = process.SnapshotterSettings(str(folder / "root"), str(folder / "snap.sock"))
         self.root = folder / "root"
         self.said: list[str] = []
-        self._serving = process.serving(self.settings, mounter, self.said.append, writer)
+        self._serving = process.running_snapshotter(
+            self.settings, mounter, self.said.append, writer
+        )
         self._serving.__enter__()
         self.client = Client(self.settings.address)
 

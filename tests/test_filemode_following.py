@@ -15,7 +15,7 @@ from filemode_tools import AS_NOBODY, PAGE, PYTHON, cold, everybodys, reader, re
 
 from bootseer.imageprefetch.filemode import mincore, pagemap, process_follower, rate_limit
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
-from bootseer.imageprefetch.filemode.process_follower import Following
+from bootseer.imageprefetch.filemode.process_follower import ProcessFollower
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
 
@@ -51,7 +51,7 @@ def pages_of(trace: FileTrace) -> dict[str, list[tuple[int, int]]]:
 def test_what_came_before_anybody_looked_is_told_as_well(tmp_path: Path) -> None:
     big = cold(tmp_path / "big", 400 * PAGE)
     cold(tmp_path / "untouched", PAGE)
-    with reading(big, *range(300)) as pid, Following([str(tmp_path)], "", pid) as followed:
+    with reading(big, *range(300)) as pid, ProcessFollower([str(tmp_path)], "", pid) as followed:
         trace = followed.finish(full=True)
     assert pages_of(trace) == {"big": [(0, 300)]}
     assert trace.trace.starts == 1
@@ -61,7 +61,7 @@ def test_what_came_before_anybody_looked_is_told_as_well(tmp_path: Path) -> None
 def test_what_was_in_memory_before_is_neither_told_nor_believed(tmp_path: Path) -> None:
     big = cold(tmp_path / "big", 4000 * PAGE)
     big.read_bytes()
-    with reading(big, *range(30)) as pid, Following([str(tmp_path)], "", pid) as followed:
+    with reading(big, *range(30)) as pid, ProcessFollower([str(tmp_path)], "", pid) as followed:
         trace = followed.finish(full=True)
     assert pages_of(trace) == {}
     assert trace.trace.starts == 0
@@ -69,7 +69,7 @@ def test_what_was_in_memory_before_is_neither_told_nor_believed(tmp_path: Path) 
 
 def test_what_was_replayed_is_left_out_and_lowers_nothing(tmp_path: Path) -> None:
     big = cold(tmp_path / "big", 400 * PAGE)
-    with reading(big, *range(300)) as pid, Following([str(tmp_path)], "", pid) as followed:
+    with reading(big, *range(300)) as pid, ProcessFollower([str(tmp_path)], "", pid) as followed:
         trace = followed.finish(full=True, replayed={str(big): [(0, 200 * PAGE)]})
     assert pages_of(trace) == {"big": [(200, 100)]}
     assert trace.trace.starts == 0
@@ -85,7 +85,7 @@ def test_of_a_lazily_loaded_file_system_the_containers_memory_tells(
     with reading(big, *range(300)) as pid:
         for grown in (300, 10, 4000):
             monkeypatch.setattr(rate_limit, "cache_bytes", lambda: 7_000_000)
-            with Following([str(tmp_path)], "", pid) as followed:
+            with ProcessFollower([str(tmp_path)], "", pid) as followed:
                 more = 7_000_000 + grown * PAGE
                 monkeypatch.setattr(rate_limit, "cache_bytes", lambda more=more: more)
                 told[grown] = pages_of(followed.finish(full=True))
@@ -99,12 +99,12 @@ def test_files_are_not_looked_at_while_the_start_runs(
     big = cold(tmp_path / "big", 40 * PAGE)
     looked: list[str] = []
 
-    def look(asker: mincore.Asker, path: str) -> mincore.Seen | None:
+    def look(asker: mincore.ResidencyProbe, path: str) -> mincore.FileState | None:
         looked.append(path)
-        return mincore.look(asker, path)
+        return mincore.probe_file(asker, path)
 
-    monkeypatch.setattr(process_follower, "look", look)
-    with reading(big, 3) as pid, Following([str(tmp_path)], "", pid) as followed:
+    monkeypatch.setattr(process_follower, "probe_file", look)
+    with reading(big, 3) as pid, ProcessFollower([str(tmp_path)], "", pid) as followed:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             followed.sample()
@@ -126,16 +126,16 @@ def test_of_other_peoples_files_openings_are_heard_near_what_the_job_has_mapped(
         late, big = cold(files / "late", 2 * PAGE), cold(files / "big", 2 << 20)
         code = f"""
 import mmap, os, subprocess, sys, time
-from bootseer.imageprefetch.filemode.process_follower import Following
+from bootseer.imageprefetch.filemode.process_follower import ProcessFollower
 job = subprocess.Popen([sys.executable, "-c", '''
 import mmap, sys, time
 big = open({str(big)!r}, "rb")
 mapped = mmap.mmap(big.fileno(), 0, prot=mmap.PROT_READ); mapped[5 << 12]
 for line in sys.stdin: open({str(late)!r}, "rb").read()
 '''], stdin=subprocess.PIPE, text=True)
-with Following([{str(files)!r}], "", job.pid) as followed:
+with ProcessFollower([{str(files)!r}], "", job.pid) as followed:
     until = time.monotonic() + 60
-    while {str(late)!r} not in followed.opened() and time.monotonic() < until:
+    while {str(late)!r} not in followed.opened_files() and time.monotonic() < until:
         followed.sample(); time.sleep(.05)
         job.stdin.write("\\n"); job.stdin.flush()
     trace = followed.finish(full=True)
@@ -166,7 +166,7 @@ def test_work_beside_a_start_takes_a_small_part_of_its_time(
             done.append(number)
             yield
 
-    work = rate_limit.Paced(steps())
+    work = rate_limit.LimitedWork(steps())
     work.go_on(0.5)
     assert 20 <= len(done) <= 21
     before = len(done)
@@ -201,13 +201,13 @@ print(flush=True); sys.stdin.read()
 
 def test_reading_ahead_goes_on_only_where_a_disk_answers(tmp_path: Path) -> None:
     big = cold(tmp_path / "big", 1 << 20)
-    watch = rate_limit.DiskWatch(grace_s=0.0)
+    watch = rate_limit.DiskWatch.begin(grace_s=0.0)
     big.read_bytes()
     assert not watch.none_read(1)
     assert not watch.none
-    watch = rate_limit.DiskWatch(grace_s=0.0)
+    watch = rate_limit.DiskWatch.begin(grace_s=0.0)
     big.read_bytes()  # from memory, as from a file system that is no disk
     assert not watch.none_read(0), "nothing was asked for, however long that took"
     assert watch.none_read(1)
     assert watch.none
-    assert not rate_limit.DiskWatch(grace_s=600.0).none_read(1)
+    assert not rate_limit.DiskWatch.begin(grace_s=600.0).none_read(1)

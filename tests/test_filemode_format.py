@@ -26,7 +26,7 @@ def of(*touches: tuple[str, int, int, int], full: bool = True, **changed: int) -
         path: TracedFile(path, size, changed.get(path.strip("/").replace("/", "_"), 1_500_000_007))
         for path, size in SIZES.items()
     }
-    return filetraces.made(files, [Touch(*t) for t in touches], "w", full=full)
+    return filetraces.trace_of_touches(files, [Touch(*t) for t in touches], "w", full=full)
 
 
 def hot(trace: FileTrace, share: float = 0.0) -> dict[str, list[tuple[int, int]]]:
@@ -71,7 +71,7 @@ def test_ranges_come_in_the_order_of_first_touch() -> None:
 def test_a_name_that_is_no_utf8_comes_back() -> None:
     path = "/\udcff\udc80"
     file = TracedFile(path, 5, 7)
-    trace = filetraces.made({path: file}, [Touch(path, 0, 5, 0)], "", full=True)
+    trace = filetraces.trace_of_touches({path: file}, [Touch(path, 0, 5, 0)], "", full=True)
     assert filetraces.parse(filetraces.serialise(trace)).files == (file,)
 
 
@@ -173,7 +173,7 @@ def test_what_few_starts_read_is_left_out() -> None:
     kept = filetraces.merge([of(common, ("/d", 0, 1, 5)), of(common), of(common), of(common)])
     assert set(hot(kept, 0.5)) == {"/a"}
     assert set(hot(kept, 0.25)) == {"/a", "/d"}
-    assert [file.path for file in filetraces.pruned(kept, 0.5).files] == ["/a"]
+    assert [file.path for file in filetraces.prune(kept, 0.5).files] == ["/a"]
 
 
 def test_of_a_file_that_changed_the_newer_start_is_believed() -> None:
@@ -187,7 +187,7 @@ def test_of_a_file_that_changed_the_newer_start_is_believed() -> None:
 def test_merging_needs_traces_of_one_workload() -> None:
     with pytest.raises(UsageError, match="no trace"):
         filetraces.merge([])
-    other = filetraces.made({}, [], "other", full=True)
+    other = filetraces.trace_of_touches({}, [], "other", full=True)
     with pytest.raises(UsageError, match="different workloads"):
         filetraces.merge([of(("/a", 0, 1, 0)), other])
 

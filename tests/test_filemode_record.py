@@ -18,13 +18,17 @@ from filemode_tools import PAGE, PYTHON, as_nobody, cold, everybodys, evict, rea
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode import pagemap, tracefs
-from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
 from bootseer.imageprefetch.filemode.mincore import page_runs
 from bootseer.imageprefetch.filemode.pagemap import file_maps
-from bootseer.imageprefetch.filemode.recorder import Method, Recording, RecordSettings
-from bootseer.imageprefetch.filemode.roots import folders, resolved
-from bootseer.imageprefetch.filemode.tracefs import Added, Tracer, parse_lines
+from bootseer.imageprefetch.filemode.recorder import (
+    CommandRecording,
+    FileRecordSettings,
+    Method,
+    Recording,
+)
+from bootseer.imageprefetch.filemode.roots import folders, resolve_roots
+from bootseer.imageprefetch.filemode.tracefs import PageAdded, Tracer, parse_lines
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
 
@@ -33,7 +37,7 @@ METHODS = [pytest.param("residency"), pytest.param("tracefs", marks=ROOT)]
 
 
 def record(root: Path, method: Method, command: list[str], **more: object) -> FileTrace:
-    settings = RecordSettings(roots=(str(root),), method=method)
+    settings = FileRecordSettings(roots=(str(root),), method=method)
     with Recording(settings, os.getpid()) as recording:
         recording.survey()
         with CommandRecording(recording, **more) as watched:
@@ -86,7 +90,7 @@ def test_files_come_in_the_order_of_their_use(tmp_path: Path, method: Method) ->
     names = ["m", "a", "z", "b"]
     for name in names:
         cold(tmp_path / name, PAGE)
-    settings = RecordSettings(roots=(str(tmp_path),), method=method)
+    settings = FileRecordSettings(roots=(str(tmp_path),), method=method)
     with Recording(settings, os.getpid()) as recording:
         recording.survey()
         with CommandRecording(recording) as watched:
@@ -172,7 +176,7 @@ read({str(late)!r}, 0)
 
 def test_the_window_ends_a_recording(tmp_path: Path) -> None:
     cold(tmp_path / "f", PAGE)
-    settings = RecordSettings(roots=(str(tmp_path),), method="residency")
+    settings = FileRecordSettings(roots=(str(tmp_path),), method="residency")
     now_s = [0.0]
     code = f"read({str(tmp_path / 'f')!r}, 0); print(flush=True); sys.stdin.read()"
     with Recording(settings) as recording:
@@ -245,9 +249,8 @@ time.sleep(1)
 # One that holds SIGCHLD back and looks for it later, as who waits for a command does at times.
 WAITING = """
 import os, signal, sys, time
-from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
-from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
-settings = RecordSettings(roots=(sys.argv[1],), method=sys.argv[2])
+from bootseer.imageprefetch.filemode.recorder import CommandRecording, FileRecordSettings, Recording
+settings = FileRecordSettings(roots=(sys.argv[1],), method=sys.argv[2])
 with Recording(settings, os.getpid()) as recording, CommandRecording(recording):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     heard = 0
@@ -277,8 +280,8 @@ def test_a_method_that_is_not_to_be_had_is_an_error_only_when_asked_for(
 
     monkeypatch.setattr("bootseer.imageprefetch.filemode.tracefs._open_tracefs", refused)
     with pytest.raises(NotSupportedError, match="refused"):
-        Recording(RecordSettings(roots=(str(tmp_path),), method="tracefs"))
-    with Recording(RecordSettings(roots=(str(tmp_path),))) as recording:
+        Recording(FileRecordSettings(roots=(str(tmp_path),), method="tracefs")).start()
+    with Recording(FileRecordSettings(roots=(str(tmp_path),))) as recording:
         assert recording.method == "residency"
         assert "refused" in recording.why
 
@@ -288,7 +291,7 @@ def test_a_tracer_leaves_no_instance_even_after_a_kill(tmp_path: Path) -> None:
     code = """
 import os, sys
 from bootseer.imageprefetch.filemode import tracefs
-tracer = tracefs.Tracer()
+tracer = tracefs.Tracer().start()
 print(os.getpid(), flush=True)
 sys.stdin.read()
 """
@@ -328,7 +331,7 @@ def test_a_busy_machine_takes_no_memory_without_bound(
             os.pread(fd, 1, page * PAGE)
         os.close(fd)
         tracer.close()
-        assert len(tracer.heard()) < 64
+        assert len(tracer.events()) < 64
         assert tracer.lost
 
 
@@ -338,7 +341,7 @@ def test_of_a_huge_mapping_only_the_beginning_is_looked_at(
     monkeypatch.setattr(pagemap, "MAX_PAGES", 4)
     file = tmp_path / "file"
     file.write_bytes(bytes(16 * PAGE))
-    seen = pagemap.Mapped()
+    seen = pagemap.MappedPages()
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as pages:
         assert not any(pages[page * PAGE] for page in range(16))
         seen.look([os.getpid()], 1.0)
@@ -358,9 +361,9 @@ pfn=7 ofs=4096
 """
     added, lost = parse_lines(text)
     assert added == [
-        Added(os.makedev(254, 3), 0x20A0C5, 5242880, 4096, 24010.450044),
-        Added(os.makedev(0, 5), 1, 0, 16384, 24011.000002),
-        Added(os.makedev(0, 5), 255, 4096, 4096, 24012.0),
+        PageAdded(os.makedev(254, 3), 0x20A0C5, 5242880, 4096, 24010.450044),
+        PageAdded(os.makedev(0, 5), 1, 0, 16384, 24011.000002),
+        PageAdded(os.makedev(0, 5), 255, 4096, 4096, 24012.0),
     ]
     assert lost == 12
 
@@ -395,7 +398,7 @@ def test_places_are_walked_without_leaving_them(tmp_path: Path) -> None:
     root = str(tmp_path / "a")
     found = {folder: sorted(entry.name for entry in files) for folder, files in folders([root])}
     assert found == {root: ["f"], f"{root}/b": ["g"]}
-    assert resolved([root, f"{root}/b", f"{root}/link", f"{root}/none"]) == (
+    assert resolve_roots([root, f"{root}/b", f"{root}/link", f"{root}/none"]) == (
         root,
         str(tmp_path / "out"),
     )

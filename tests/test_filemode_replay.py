@@ -16,7 +16,7 @@ from bootseer.blocks.extents import covered_bytes
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedFile
-from bootseer.imageprefetch.filemode.file_trace_store import Keeper, check_image, image_here
+from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
 from bootseer.imageprefetch.filemode.replay import (
     STEP_BYTES,
     ReplaySettings,
@@ -24,7 +24,8 @@ from bootseer.imageprefetch.filemode.replay import (
     plan,
     replay,
 )
-from bootseer.imageprefetch.filemode.roots import Opener
+from bootseer.imageprefetch.filemode.roots import FileOpener
+from bootseer.imageprefetch.filemode.trace_names import check_image, image_here, object_name
 
 pytestmark = pytest.mark.usefixtures("page_cache_stays")
 
@@ -45,7 +46,7 @@ def traced(*touches: tuple[Path | str, int, int], **claimed: int) -> FileTrace:
         Touch(str(path), first * PAGE, count * PAGE, number)
         for number, (path, first, count) in enumerate(touches)
     ]
-    return filetraces.made(files, said, "", full=True)
+    return filetraces.trace_of_touches(files, said, "", full=True)
 
 
 def within(tmp_path: Path, **more: int | float) -> ReplaySettings:
@@ -110,7 +111,7 @@ def test_devices_and_other_mounts_are_not_opened(tmp_path: Path) -> None:
         paths = (tmp_path / "device", tmp_path / "mount" / "f")
         done = replay(traced(*((path, 0, 5) for path in paths)), within(tmp_path))
         assert done.skipped == {"not a file below the directories named": 2}
-        with Opener([str(tmp_path), str(tmp_path / "mount")]) as opener:
+        with FileOpener([str(tmp_path), str(tmp_path / "mount")]) as opener:
             os.close(opener.open(str(tmp_path / "mount" / "f"))[0])  # named, it is one of ours
     finally:
         subprocess.run(["umount", "-l", tmp_path / "mount"], check=True)
@@ -152,7 +153,7 @@ def test_a_replay_can_be_stopped(tmp_path: Path) -> None:
 def test_a_plan_is_in_order_cut_and_bounded() -> None:
     files = {"/a": TracedFile("/a", 3 * STEP_BYTES, 1), "/b": TracedFile("/b", 5, 1)}
     said = [Touch("/a", 0, 3 * STEP_BYTES, 0), Touch("/b", 0, 5, 1)]
-    trace = filetraces.made(files, said, "", full=True)
+    trace = filetraces.trace_of_touches(files, said, "", full=True)
     turns = plan(trace, 0.0, 1 << 40)
     assert [[(r.file, r.offset, r.length) for r in turn] for turn in turns] == [
         [(0, n * STEP_BYTES, STEP_BYTES) for n in range(3)],
@@ -170,18 +171,18 @@ def test_starts_of_a_node_merge_into_one_trace(tmp_path: Path) -> None:
     code = """
 import sys
 from bootseer.imageprefetch.filemode import file_trace as filetraces
-from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
 name = sys.argv[2]
 files = {name: filetraces.TracedFile(name, 5, 7)}
-with Keeper(sys.argv[1]) as keeper:
+with FileTraceStore.open(sys.argv[1]) as keeper:
     for _ in range(5):
         touch = filetraces.Touch(name, 0, 5, 1)
-        keeper.add("sha256:00", filetraces.made(files, [touch], "w", full=True))
+        keeper.add("sha256:00", filetraces.trace_of_touches(files, [touch], "w", full=True))
 """
     commands = [[sys.executable, "-c", code, tmp_path / "t", f"/{n}"] for n in range(4)]
     processes = [subprocess.Popen(command) for command in commands]
     assert [process.wait() for process in processes] == [0] * 4
-    with Keeper(str(tmp_path / "t")) as keeper:
+    with FileTraceStore.open(str(tmp_path / "t")) as keeper:
         kept = keeper.load("sha256:00", "w")
         assert kept is not None
         assert (kept.recordings, kept.trace.starts) == (20, 20)
@@ -191,8 +192,8 @@ with Keeper(sys.argv[1]) as keeper:
 
 
 def test_a_damaged_trace_is_told_and_replaced(tmp_path: Path) -> None:
-    with Keeper(str(tmp_path)) as keeper:
-        path = tmp_path / keeper.name("i", "")
+    with FileTraceStore.open(str(tmp_path)) as keeper:
+        path = tmp_path / object_name("i", "")
         path.parent.mkdir(parents=True)
         path.write_bytes(b"BSFILES\x01damaged")
         with pytest.raises(CorruptDataError):

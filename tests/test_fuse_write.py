@@ -229,13 +229,13 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
                 read_proc(f"/proc/{process.pid}/stat")
             assert in_time(lambda: lease.surely_dead(hanging), 20) is False
             assert process.pid not in in_time(lambda: list(children._marked("of-a-test")), 20)
-            look = pagemap.Mapped()
+            look = pagemap.MappedPages()
             for _ in range(3):
                 in_time(lambda: look.look([process.pid], 0.0), 20)
             assert look.pages() == {}
             assert in_time(lambda: pagemap.mapping_order([process.pid]), 20) == {}
             assert in_time(lambda: pagemap.read_bytes([process.pid]), 20) == 0
-            assert process.pid in in_time(lambda: pagemap.tree(os.getpid()), 20)
+            assert process.pid in in_time(lambda: pagemap.process_tree(os.getpid()), 20)
             assert in_time(lambda: start_age_ns(process.pid), 20) is None
         finally:
             tree.let_go.set()

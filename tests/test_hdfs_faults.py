@@ -33,7 +33,7 @@ from bootseer.errors import (
     NoSpaceError,
     StoreUnavailableError,
 )
-from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.imageprefetch.filemode.inotify import OpenWatcher
 from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store, WriteHints
@@ -110,7 +110,7 @@ def half_read(
         until(lambda: replicated(store, str(settings.replication), settings.replication))
     new = [path for n in range(3) for path in cluster.block_files(n) if path.name not in before]
     wanted = data.read_bytes()
-    with Opens() as opens:
+    with OpenWatcher() as opens:
         for folder in {str(path.parent) for path in new}:
             opens.add(folder)
 
@@ -282,7 +282,7 @@ def test_rot_of_one_replica_is_healed_by_another(cluster: Any, scheme: str, data
         assert path.read_bytes() != whole
     asked: list[str] = []
     for _ in range(20):  # which replica is asked first is left to chance
-        with Opens() as opens, Fetcher(PATIENCE) as fetcher:
+        with OpenWatcher() as opens, Fetcher(PATIENCE) as fetcher:
             for path in rotten:
                 opens.add(str(path.parent))
             with stripedfs.open(url, fetcher=fetcher) as file:

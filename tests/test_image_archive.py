@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import BootseerError, CorruptDataError
-from bootseer.imageprefetch.image_build.docker_archive import Archive
+from bootseer.imageprefetch.image_build.docker_archive import DockerArchive
 
 LIMIT = 8 << 20
 END = bytes(1024)
@@ -60,7 +60,7 @@ HOSTILE = {
 
 def opened(path: Path, data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
     path.write_bytes(data)
-    return Archive(str(path), str(path.parent), LIMIT).image("")
+    return DockerArchive.open(str(path), str(path.parent), LIMIT).image("")
 
 
 def test_what_is_listed_is_found(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_header_takes_no_memory(tmp_path: Path) -> None:
         out.truncate(size + 4096)
     tracemalloc.start()
     with pytest.raises(CorruptDataError, match="larger than any"):
-        Archive(str(tmp_path / "a"), str(tmp_path), LIMIT)
+        DockerArchive.open(str(tmp_path / "a"), str(tmp_path), LIMIT)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
 

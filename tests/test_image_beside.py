@@ -15,8 +15,8 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files, t
 from page_cache import share_in_memory
 from waiting import until
 
-from bootseer.imageprefetch.hotset import local_hotsets
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.hotset import local_packer
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.system.interpreter import command_for
 
@@ -69,7 +69,7 @@ def test_its_published_hot_set_is_read_ahead_and_is_no_touch(
     mounts.umount(second)
     assert mounts.gone()
     # What `tree_of` read alone: the pages of both hot sets were there.
-    trace = TraceStore(LocalStore(str(mounts.cache)).trace_folder(image.digest)).load()
+    trace = TraceStore(ImageCache(str(mounts.cache)).trace_folder(image.digest)).load()
     assert trace is not None
     touched = {p for e in trace.extents for p in range(e.offset, e.offset + e.length, 4096)}
     assert not touched & {image.data_offset(path) // 4096 * 4096 + 8192 for path in OTHER}
@@ -84,11 +84,11 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
     server = mounts.server()
     mounts.umount(recorded)
     assert mounts.gone()
-    local = LocalStore(str(mounts.cache))
+    local = ImageCache(str(mounts.cache))
     trace = TraceStore(mounts.folder / "traces").load("mine")
     assert trace is not None
     TraceStore(local.trace_folder(image.digest)).replace(trace)
-    making = local_hotsets.Making(
+    making = local_packer.PackJob(
         ref=f"{image.ref.rpartition(':')[0]}@{image.digest}",
         digest=image.digest,
         block_image=server.block_image,
@@ -97,7 +97,7 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
         cache_limit_bytes=1 << 30,
         plain_http=None,
     )
-    words = command_for(local_hotsets.__name__, json.dumps(dataclasses.asdict(making)))
+    words = command_for(local_packer.__name__, json.dumps(dataclasses.asdict(making)))
     subprocess.run(words, check=True, timeout=120)
     first = mounts.mount(image.ref)
     assert mounts.mount(image.ref, workload="mine").shared

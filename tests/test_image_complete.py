@@ -21,7 +21,7 @@ from bootseer.blockimage.serve.background_fill import Fill
 from bootseer.blocks.cache import eviction, sealed_objects
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.mount import Mounted
+from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -70,7 +70,7 @@ def filled(mounts: Mounts, image: Published) -> None:
     assert mounts.gone()
 
 
-def complete(mounts: Mounts, image: Published, **options: Any) -> Mounted:
+def complete(mounts: Mounts, image: Published, **options: Any) -> MountedImage:
     filled(mounts, image)
     mounted = mounts.mount(image.ref, **options)
     assert mounted.complete
@@ -376,4 +376,4 @@ def test_a_tree_lives_on_elsewhere_without_its_server(mounts: Mounts, image: Pub
         child.stdin.write(b"\n")
         child.stdin.flush()
         assert child.stdout.read() == FILES[path]
-    assert server_registry.servers(str(mounts.runtime)) == []
+    assert server_registry.list_servers(str(mounts.runtime)) == []

@@ -11,10 +11,10 @@ import pytest
 from image_mounts import Mounts, Published, mounts_below, publish, some_files
 
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.block_image_repo import fetching, open_image
 from bootseer.imageprefetch.hotset import store
-from bootseer.imageprefetch.hotset.replay import replay
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher, open_image
+from bootseer.imageprefetch.image_cache import ImageCache
+from bootseer.imageprefetch.mount.hotset_replay import replay
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -51,7 +51,7 @@ def built(mounts: Mounts, image: Published, *, push: bool = False) -> str:
     with open_image(image.ref, cache, push=push) as opened:
         trace = opened.trace()
         assert trace is not None
-        with fetching(cache) as fetcher:
+        with open_fetcher(cache) as fetcher:
             made, _ = store.pack(opened.hot_sets, opened.parts, trace, fetcher, level=3)
         if push:
             store.push(opened.repository, made)
@@ -59,7 +59,7 @@ def built(mounts: Mounts, image: Published, *, push: bool = False) -> str:
 
 
 def kept(mounts: Mounts, image: Published) -> Trace:
-    found = TraceStore(LocalStore(str(mounts.cache)).trace_folder(image.digest)).load()
+    found = TraceStore(ImageCache(str(mounts.cache)).trace_folder(image.digest)).load()
     assert found is not None
     return found
 

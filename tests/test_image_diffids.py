@@ -74,7 +74,7 @@ def test_a_layer_is_what_its_image_says_or_not_used(place: str, kind: str, tmp_p
         with pytest.raises(CorruptDataError, match="unpacks to other bytes"):
             build_image(BuildSettings(ref=f"{place}:2", cache_dir=cache))
         for diff_id in (digest_of(raw), digest_of(OTHER)):
-            opened = layer_unpacker.opened_layer(repository, digest_of(STORED[kind]), diff_id)
+            opened = layer_unpacker.layer_source(repository, digest_of(STORED[kind]), diff_id)
             if diff_id == digest_of(raw):
                 with opened() as pieces:
                     assert next(pieces)

@@ -28,8 +28,8 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.plan import planner
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
-from bootseer.imageprefetch.image_cache import LocalStore
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.image_cache import ImageCache
+from bootseer.imageprefetch.mount.settings import MountSettings
 
 PAGE = 4096
 IDLE = Activity(0, 0)
@@ -362,7 +362,7 @@ def test_a_server_holds_the_images_turn(registry: Any, tmp_path: Path) -> None:
         ref = registry.reference("fill/turn", "1")
         image = publish(ref, some_files(4, 50_000), tmp_path / "image")
         mounts.mount(image.ref, fill=True)
-        lock = Path(LocalStore(str(mounts.cache)).fill_lock(image.digest))
+        lock = Path(ImageCache(str(mounts.cache)).fill_lock(image.digest))
         for _ in range(2000):
             if lock.exists():
                 with lock.open() as file:

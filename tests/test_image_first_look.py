@@ -22,7 +22,7 @@ from web_fakes import Request, head
 
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.resolve import deadline, registry_helper
 from bootseer.imageprefetch.resolve.deadline import FirstLook
 from bootseer.imageprefetch.resolve.resolver import Resolver
@@ -122,12 +122,12 @@ def test_a_look_ends_in_time_at_whichever_request_the_registry_fails(
     link = None
     if helped:
         link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
-    resolver = Resolver(
+    resolver = Resolver.begin(
         ref,
-        LocalStore(str(tmp_path)),
+        ImageCache(str(tmp_path)),
         options=StoreOptions(retry_s=0.0),
         look_s=60,
-        scratch=str(tmp_path),
+        spare_meta=str(tmp_path / "metadata"),
         note=print,
         helper=link,
     )
@@ -196,8 +196,12 @@ def test_no_mount_depends_on_the_config_of_an_image_alone(
     link = None
     if helped:
         link = registry_helper.start(ref, workload="", plain_http=None, options=lambda: DEFAULTS)
-    resolver = Resolver(
-        ref, LocalStore(str(tmp_path)), scratch=str(tmp_path), note=print, helper=link
+    resolver = Resolver.begin(
+        ref,
+        ImageCache(str(tmp_path)),
+        spare_meta=str(tmp_path / "metadata"),
+        note=print,
+        helper=link,
     )
     opened = resolver.open(resolver.digest())
     assert bad.struck.is_set()
@@ -221,7 +225,7 @@ def test_what_is_here_is_mounted_without_a_registry_that_fails(
 ) -> None:
     ref = image.ref.replace(image.ref.partition("/")[0], gate.authority)
     first = mounts.mount(ref)
-    name, kept = parse_reference(ref).name, LocalStore(str(mounts.cache))
+    name, kept = parse_reference(ref).name, ImageCache(str(mounts.cache))
     until(lambda: kept.pinned(name))  # written behind the mount
     mounts.umount(first)
     bad = Fault(gate, fault, "/manifests/")

@@ -15,10 +15,11 @@ from images_lab import Image, file, write_layout
 
 from bootseer.blockimage import hotset_manifest, pack_format
 from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import Touched, Trace, merge
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.imageprefetch.hotset import store
-from bootseer.imageprefetch.hotset.store import HotSets, ImageParts
+from bootseer.imageprefetch.hotset.store import HotSets, PackInput
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
@@ -42,8 +43,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return Tree(tmp_path_factory.mktemp("trees") / "tree", FILES)
 
 
-def parts_of(tree: Tree, subject: Descriptor = SUBJECT) -> ImageParts:
-    return ImageParts(
+def parts_of(tree: Tree, subject: Descriptor = SUBJECT) -> PackInput:
+    return PackInput(
         meta=tree.meta,
         table=tree.table,
         files=tree.files,
@@ -60,7 +61,7 @@ def made_of(tree: Tree, folder: Path, trace: Trace, **options):
         )
 
 
-def contents(made: store.Made) -> tuple[pack_format.Index, dict[str, bytes]]:
+def contents(made: store.BuiltHotSet) -> tuple[pack_format.Index, dict[str, bytes]]:
     """The index, and path → bytes as the frames have them."""
     data = Path(made.pack_path).read_bytes()
     boot = data[: made.hot.boot_length]
@@ -183,7 +184,7 @@ def test_a_published_hot_set_is_found_by_its_image_and_workload(tree, tmp_path, 
     assert (hot.pack.digest, hot.boot_length) == (made.hot.pack.digest, made.hot.boot_length)
     stored = repository.blob(hot.pack, limit_bytes=1 << 30)
     assert stored == Path(made.pack_path).read_bytes()
-    assert store.trace_of(repository, hot) == one
+    assert store.fetch_trace(repository, hot) == one
     fallback = hotset_manifest.choose(repository, listed, BLOCK_IMAGE, "unheard of")
     assert fallback is not None
     assert fallback[1].workload == ""
@@ -221,7 +222,7 @@ def test_the_newest_counts_and_rubbish_beside_it_does_not(tree, tmp_path, image)
         found = hotset_manifest.choose(repository, some, BLOCK_IMAGE)
         assert found is not None
         assert found[0].digest == made.digest
-    published = store.published(repository, subject.digest, BLOCK_IMAGE)
+    published = store.list_published(repository, subject.digest, BLOCK_IMAGE)
     assert len(published) == 3
     assert published[0][0].digest == made.digest
 
@@ -281,8 +282,8 @@ def test_a_mount_waits_for_few_damaged_hot_sets():
 
 def test_merging_is_what_the_trace_store_does(tree):
     one, other = tree.touched(("usr/lib/f03", 0, 5)), tree.touched(("usr/lib/f04", 0, 5))
-    together = store.merged([one, other])
+    together = traces.merge([one, other])
     assert together.starts == 2
-    assert store.merged([one, other], 0.6).extents == ()
+    assert traces.merge([one, other], 0.6).extents == ()
     part = Trace(one.object, one.size_bytes, "", 0, (Touched(0, PAGE, 0, 1),))
-    assert store.merged([one, part]).starts == 1
+    assert traces.merge([one, part]).starts == 1

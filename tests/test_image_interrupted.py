@@ -21,9 +21,9 @@ from bootseer.agent import fork_server
 from bootseer.agent.protocol import send_request
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import mount_task, server_registry
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.mount import umount
+from bootseer.imageprefetch.mount.settings import MountSettings, encode_settings
 from bootseer.imageprefetch.snapshotter import mount_helper
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -78,7 +78,7 @@ class Lab:
 
     def interrupted(self, what: str, number: signal.Signals) -> str:
         """Signal a command whose mount is coming up; what it said. Then nothing keeps the mount."""
-        with server_registry.bringing_up(str(self.mounts.runtime), self.image.digest):
+        with server_registry.lock_image(str(self.mounts.runtime), self.image.digest):
             child = self.start(what)
             until(lambda: len(self.mounts.processes()) >= SERVED)
             child.send_signal(number)
@@ -173,7 +173,7 @@ def test_with_an_agent_it_is_as_without(lab: Lab) -> None:
 def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
     readable, writable = os.pipe()
     os.close(readable)
-    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
+    settings = encode_settings(lab.mounts.settings(lab.image.ref))
 
     def mount() -> None:
         os.dup2(writable, 1)
@@ -187,15 +187,15 @@ def test_an_agents_answer_that_nobody_reads_is_taken_back(lab: Lab) -> None:
 
 SNAPSHOTTER = """
 import sys
-from bootseer.imageprefetch.mount.mount import decoded
+from bootseer.imageprefetch.mount.settings import decode_settings
 from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
-MountHelper().mount(decoded(sys.argv[1]))
+MountHelper().mount(decode_settings(sys.argv[1]))
 """
 
 
 def test_a_killed_snapshotters_mount_is_taken_back(lab: Lab) -> None:
-    settings = mounting.encoded(lab.mounts.settings(lab.image.ref))
-    with server_registry.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+    settings = encode_settings(lab.mounts.settings(lab.image.ref))
+    with server_registry.lock_image(str(lab.mounts.runtime), lab.image.digest):
         child = subprocess.Popen([sys.executable, "-c", SNAPSHOTTER, settings])
         until(lambda: len(lab.mounts.processes()) >= SERVED)
         child.kill()
@@ -232,12 +232,12 @@ def test_one_that_was_heard_of_stays(lab: Lab) -> None:
         with pytest.raises(StoreUnavailableError, match="looking failed"):
             daemon.in_a_child(lambda: answer_request(link))
         client.close()
-    mounting.umount(settings.directory, runtime_dir=settings.runtime)  # it is there
+    umount(settings.directory, runtime_dir=settings.runtime)  # it is there
     assert lab.mounts.gone()
 
 
 def request_mount(client: socket.socket, settings: MountSettings, output: int) -> None:
-    words = [*mount_task.NAME.split(), mounting.encoded(settings)]
+    words = [*mount_task.NAME.split(), encode_settings(settings)]
     with open(os.devnull, "rb") as null:
         send_request(client, words, os.environ, (null.fileno(), output, 2))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
 
-from bootseer.imageprefetch.image_cache import OWN, KeptImage, LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache, KeptImage
 from bootseer.imageprefetch.mount import server_registry
 
 DIGESTS = [f"sha256:{letter * 64}" for letter in "abcd"]
@@ -19,13 +19,13 @@ SIZE = 100_000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> ImageCache:
     """Four images of `SIZE` bytes and a little, the first one mounted longest ago."""
-    made = LocalStore(str(tmp_path))
+    made = ImageCache(str(tmp_path))
     now = os.stat(tmp_path).st_mtime
     for number, digest in enumerate(DIGESTS):
         made.keep(digest, "meta", digest, b"m" * (SIZE // 2))
-        own = Path(made.folder_of(digest), OWN, "_default")
+        own = Path(made.own_hot_set_folder(digest), "_default")
         own.mkdir(parents=True)
         (own / "pack-1").write_bytes(b"p" * (SIZE // 2))
         built = Path(made.folder_of(digest), "hotsets", "_default")
@@ -37,21 +37,21 @@ def store(tmp_path: Path) -> LocalStore:
     return made
 
 
-def there(store: LocalStore) -> list[bool]:
+def there(store: ImageCache) -> list[bool]:
     return [store.image(digest) is not None for digest in DIGESTS]
 
 
-def test_the_least_recently_mounted_go_first(store: LocalStore) -> None:
+def test_the_least_recently_mounted_go_first(store: ImageCache) -> None:
     store.expire(limit_bytes=5 * SIZE)
     assert there(store) == [True] * 4
-    store.used(DIGESTS[0])
+    store.mark_used(DIGESTS[0])
     store.expire(limit_bytes=int(2.5 * SIZE))
     assert there(store) == [True, False, False, True]
     assert sorted(os.listdir(store.folder_of(DIGESTS[1]))) == ["hotsets", "traces"]
     assert os.listdir(os.path.join(store.folder_of(DIGESTS[1]), "hotsets/_default"))
 
 
-def test_an_image_mounted_before_the_clock_was_set_is_not_old(store: LocalStore) -> None:
+def test_an_image_mounted_before_the_clock_was_set_is_not_old(store: ImageCache) -> None:
     for digest, mounted in zip(DIGESTS[:2], (1000.0, 1.6e9), strict=True):
         os.utime(os.path.join(store.folder_of(digest), "image.json"), (mounted, mounted))
     store.expire()
@@ -60,28 +60,28 @@ def test_an_image_mounted_before_the_clock_was_set_is_not_old(store: LocalStore)
     assert there(store) == [True, False, False, False]
 
 
-def test_what_is_mounted_or_being_mounted_stays(store: LocalStore, tmp_path: Path) -> None:
+def test_what_is_mounted_or_being_mounted_stays(store: ImageCache, tmp_path: Path) -> None:
     os.mkdir(tmp_path / "run")
     os.mkdir(tmp_path / "run/images")
 
     def unused(digest: str) -> Any:
-        return server_registry.unused(str(tmp_path / "run"), digest)
+        return server_registry.lock_if_unused(str(tmp_path / "run"), digest)
 
-    with server_registry.bringing_up(str(tmp_path / "run"), DIGESTS[1]):
-        store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)
+    with server_registry.lock_image(str(tmp_path / "run"), DIGESTS[1]):
+        store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)
     assert there(store) == [True, True, False, False]
-    store.expire([DIGESTS[0]], limit_bytes=0, unused=unused)
+    store.expire([DIGESTS[0]], limit_bytes=0, lock_unused=unused)
     assert there(store) == [True, False, False, False]
 
 
-def test_what_cannot_be_removed_keeps_nothing_else(store: LocalStore) -> None:
+def test_what_cannot_be_removed_keeps_nothing_else(store: ImageCache) -> None:
     @contextmanager
     def broken(digest: str) -> Iterator[bool]:
         if digest == DIGESTS[0]:
             raise PermissionError
         yield True
 
-    store.expire(limit_bytes=int(1.5 * SIZE), unused=broken)
+    store.expire(limit_bytes=int(1.5 * SIZE), lock_unused=broken)
     assert there(store) == [True, False, False, False]
 
 
@@ -102,7 +102,7 @@ def test_a_mount_makes_room_and_leaves_who_is_mounted(
     for name in "abc":
         ref = registry.reference(f"kept/{name}", "1")
         images.append(publish(ref, {**files, name: name.encode()}, tmp_path / name))
-    store = LocalStore(str(mounts.cache))
+    store = ImageCache(str(mounts.cache))
 
     def kept() -> list[bool]:
         return [store.image(image.digest) is not None for image in images]

@@ -292,10 +292,10 @@ def test_what_is_kept_of_all_entries_is_bounded(member: Callable[[int], Member])
 BOMB = """
 import io, lzma, resource, sys
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.image_build.layer_reader import unpacked
+from bootseer.imageprefetch.image_build.layer_reader import decompress
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
-    print(sum(map(len, unpacked(io.BytesIO(sys.stdin.buffer.read())))))
+    print(sum(map(len, decompress(io.BytesIO(sys.stdin.buffer.read())))))
 except CorruptDataError as error:
     print(error)
 """

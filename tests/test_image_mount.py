@@ -76,7 +76,7 @@ def test_one_server_stands_for_an_image(mounts: Mounts, image: Published) -> Non
     first = mounts.mount(image.ref)
     second = mounts.mount(image.ref, workload="other")
     assert (first.shared, second.shared) == (False, True)
-    assert len(server_registry.servers(str(mounts.runtime))) == 1
+    assert len(server_registry.list_servers(str(mounts.runtime))) == 1
     mounts.umount(first)
     assert tree_of(second.directory) == FILES
     mounts.umount(second)
@@ -88,7 +88,7 @@ def test_a_server_of_ones_own_is_not_shared(mounts: Mounts, image: Published) ->
     second = mounts.mount(image.ref)
     third = mounts.mount(image.ref, share=False)
     assert not any((first.shared, second.shared, third.shared))
-    assert len(server_registry.servers(str(mounts.runtime))) == 3
+    assert len(server_registry.list_servers(str(mounts.runtime))) == 3
 
 
 def test_mounts_that_begin_at_once_share_one_server(mounts: Mounts, image: Published) -> None:
@@ -109,7 +109,7 @@ def test_mounts_that_begin_at_once_share_one_server(mounts: Mounts, image: Publi
         )
     said = [child.communicate(timeout=120)[0].strip() for child in children]
     assert sorted(said) == ["False"] + ["True"] * 5
-    assert len(server_registry.servers(str(mounts.runtime))) == 1
+    assert len(server_registry.list_servers(str(mounts.runtime))) == 1
     for number in range(6):
         assert tree_of(mounts.folder / f"at-once{number}") == FILES
         mounts.umount(str(mounts.folder / f"at-once{number}"))

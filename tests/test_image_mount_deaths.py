@@ -47,7 +47,7 @@ def test_who_takes_over_serves_the_block_image_that_is_mounted(
     def last(_: Any, listed: Any) -> Any:
         return [one for one in listed if one.artifact_type == media_types.BLOCK_IMAGE][-1]
 
-    monkeypatch.setattr(resolver, "block_image_of", last)
+    monkeypatch.setattr(resolver, "find_block_image", last)
     mounted = mounts.mount(ref)
     server = mounts.server()
     other = {path: data[::-1] for path, data in FILES.items()}

@@ -55,7 +55,7 @@ def image(own: Any, tmp_path: Path) -> Published:
     return publish(ref, FILES, tmp_path / "image", hot={"": HOT})
 
 
-def read(mounted: mount.Mounted, path: str) -> bytes:
+def read(mounted: mount.MountedImage, path: str) -> bytes:
     return (Path(mounted.directory) / path).read_bytes()
 
 
@@ -74,19 +74,19 @@ def test_a_server_that_others_share_is_not_hurried_by_one(mounts: Mounts, image:
     one, two = mounts.mount(image.ref), mounts.mount(image.ref)
     server = mounts.server()
     assert two.state == one.state == server.state
-    assert not server_registry.was_asked_to_end(server)
-    server_registry.ask_to_end(one.state, one.directory)
-    assert not server_registry.was_asked_to_end(server)
+    assert not server_registry.is_asked_to_end(server)
+    server_registry.note_end_request(one.state, one.directory)
+    assert not server_registry.is_asked_to_end(server)
     mounts.umount(two)
-    assert server_registry.was_asked_to_end(server)
+    assert server_registry.is_asked_to_end(server)
     os.utime(f"{server.state}/{server_registry.ASKED}", (0, 0))
-    assert not server_registry.was_asked_to_end(server), "it did not mean to end"
-    server_registry.ask_to_end(one.state, one.directory)
-    assert server_registry.was_asked_to_end(server)
+    assert not server_registry.is_asked_to_end(server), "it did not mean to end"
+    server_registry.note_end_request(one.state, one.directory)
+    assert server_registry.is_asked_to_end(server)
     later = mounts.mount(image.ref)
     mounts.umount(one)
     assert later.state == one.state
-    assert not server_registry.was_asked_to_end(server), "it was the other that was asked"
+    assert not server_registry.is_asked_to_end(server), "it was the other that was asked"
     mounts.umount(later)
     assert mounts.gone()
 
@@ -324,7 +324,7 @@ def test_what_killed_processes_left_goes_with_the_next_mount(
     again = mounts.mount(image.ref, directory=mounted.directory)
     assert not again.shared
     assert tree_of(again.directory) == FILES
-    assert len(server_registry.servers(str(mounts.runtime))) == 1
+    assert len(server_registry.list_servers(str(mounts.runtime))) == 1
     mounts.umount(again)
     assert mounts.gone()
 
@@ -397,7 +397,7 @@ def test_a_failed_mount_leaves_nothing(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENODEV, "no such file system")
 
-    monkeypatch.setattr(erofs_mount, "_mount", refuse)
+    monkeypatch.setattr(erofs_mount, "mount", refuse)
     with pytest.raises(BootseerError, match="no EROFS"):
         mounts.mount(image.ref)
     assert mounts.gone()

@@ -26,9 +26,9 @@ from bootseer.blocks.extents import Extent
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.fuse.operations import Data, Handle
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.image_cache import KeptImage, LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache, KeptImage
 from bootseer.imageprefetch.mount import mount, server_registry
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.system import file_lock
 
 PAGE = 4096
@@ -278,11 +278,11 @@ def test_a_server_that_is_just_being_born_is_not_taken_for_dead(
     def flock(fd: int, how: int) -> None:
         if not looked:
             looked.append(1)
-            server_registry.servers(str(tmp_path))  # another mount begins at this very moment
+            server_registry.list_servers(str(tmp_path))  # another mount begins at this very moment
         real(fd, how)
 
     monkeypatch.setattr(file_lock.fcntl, "flock", flock)
-    state = server_registry.State(str(tmp_path))
+    state = server_registry.ServerFolder.create(str(tmp_path))
     try:
         assert looked
         assert os.path.isdir(state.front)
@@ -299,7 +299,7 @@ def test_what_was_killed_before_it_was_born_goes_in_time(tmp_path: Path) -> None
     for folder in (young, old):
         (folder / server_registry.FRONT).mkdir(parents=True)
     os.utime(old, (1, 1))
-    assert server_registry.servers(str(tmp_path)) == []
+    assert server_registry.list_servers(str(tmp_path)) == []
     assert young.exists()
     assert not old.exists()
 
@@ -314,7 +314,7 @@ def test_what_an_earlier_version_was_killed_while_writing_goes_too(tmp_path: Pat
 
 
 def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
+    store = ImageCache(str(tmp_path))
     old, used, mounted = (f"sha256:{letter * 64}" for letter in "abc")
     for digest in (old, used, mounted):
         for kind in ("meta", "table"):
@@ -322,7 +322,7 @@ def test_what_was_fetched_of_images_that_nobody_mounts_goes(tmp_path: Path) -> N
         store.keep_image(digest, KeptImage("x", "x", 1, digest, digest))
         os.makedirs(store.trace_folder(digest))
         os.utime(os.path.join(store.folder_of(digest), "image.json"), (1.6e9, 1.6e9))
-    store.used(used)
+    store.mark_used(used)
     store.expire([mounted])
     assert os.listdir(store.folder_of(old)) == ["traces"]
     assert len(os.listdir(store.folder_of(used))) == 4

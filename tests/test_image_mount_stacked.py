@@ -19,8 +19,8 @@ from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.cli.image import outcome
 from bootseer.errors import BootseerError, NotFoundError, UsageError
-from bootseer.imageprefetch.hotset.replay import replay_beside
 from bootseer.imageprefetch.mount import mount, server_registry
+from bootseer.imageprefetch.mount.hotset_replay import replay_through
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -56,7 +56,7 @@ def uncover(place: Path | str) -> None:
     assert ctypes.CDLL(None).umount2(os.fsencode(place), 8) == 0
 
 
-def ended(server: server_registry.Server) -> Callable[[], bool]:
+def ended(server: server_registry.ServerRecord) -> Callable[[], bool]:
     return lambda: not os.path.exists(f"/proc/{server.supervisor}/fd/0")
 
 
@@ -67,7 +67,7 @@ def test_a_tree_below_another_one_is_not_shared(
     served = mounts.server()
     mounts.mount(other.ref, directory=below.directory)
     with pytest.raises(NotFoundError):  # nor is anything of that other one read ahead
-        replay_beside(mounts.settings(image.ref), served, lambda: False)
+        replay_through(mounts.settings(image.ref), served, lambda: False)
     again = mounts.mount(image.ref)
     assert not again.shared
     assert tree_of(again.directory) == FILES
@@ -160,7 +160,7 @@ def test_a_server_that_dies_takes_nobody_elses_tree_away(
     with (Path(below.directory) / max(FILES)).open("rb", buffering=0) as file:
         mounts.mount(other.ref, directory=below.directory)
         os.kill(server.supervisor, signal.SIGKILL)
-        until(lambda: not server_registry.serves(server))
+        until(lambda: not server_registry.is_serving(server))
         # At once, while its worker may still be ending.
         again = mounts.mount(image.ref)
         assert not again.shared
@@ -242,7 +242,7 @@ def test_a_mount_hides_nothing_that_it_needs(where: str, mounts: Mounts, tmp_pat
 
 def test_a_complete_image_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     about: dict[str, Any] = {"shared": False, "loop": False, "hot_set": "sha256:1", "hot_bytes": 5}
-    made = mount.Mounted("/mnt", "sha256:2", "", **about, offline=False, complete=True)
+    made = mount.MountedImage("/mnt", "sha256:2", "", **about, offline=False, complete=True)
     outcome.tell(made)
     said = capsys.readouterr().err
     assert "all of it is on this node's disk" in said
@@ -251,7 +251,7 @@ def test_a_complete_image_is_told_as_such(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_hot_set_of_whole_blocks_is_not_told_as_empty(capsys: pytest.CaptureFixture[str]) -> None:
     about: dict[str, Any] = {"shared": False, "loop": False, "hot_set": "sha256:1", "hot_bytes": 0}
-    made = mount.Mounted("/mnt", "sha256:2", "", **about, offline=False, complete=False)
+    made = mount.MountedImage("/mnt", "sha256:2", "", **about, offline=False, complete=False)
     outcome.tell(made)
     said = capsys.readouterr().err
     assert "its hot set, most of the image, follows block by block" in said

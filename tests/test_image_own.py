@@ -16,9 +16,10 @@ from image_mounts import Mounts, Published, mounts_below, publish, some_files, t
 from waiting import until
 
 from bootseer.blocks.trace import trace_file as traces
-from bootseer.imageprefetch.hotset import local_hotsets
-from bootseer.imageprefetch.hotset.local_hotsets import Kept, Making
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.hotset import local_hotsets, local_packer
+from bootseer.imageprefetch.hotset.local_hotsets import LocalHotSet
+from bootseer.imageprefetch.hotset.local_packer import PackJob
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.system.interpreter import command_for
 
@@ -41,10 +42,10 @@ def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
     return publish(ref, FILES, tmp_path_factory.mktemp("image"), hot=hot)
 
 
-def making(mounts: Mounts, image: Published, workload: str = "") -> Making:
-    local = LocalStore(str(mounts.cache))
+def making(mounts: Mounts, image: Published, workload: str = "") -> PackJob:
+    local = ImageCache(str(mounts.cache))
     kept = local.image(image.digest)
-    return Making(
+    return PackJob(
         ref=f"{image.ref.rpartition(':')[0]}@{image.digest}",
         digest=image.digest,
         block_image=kept.block_image if kept else "",
@@ -55,12 +56,12 @@ def making(mounts: Mounts, image: Published, workload: str = "") -> Making:
     )
 
 
-def make(job: Making) -> bool:
+def make(job: PackJob) -> bool:
     """Have it made by its process, as mounts do: threads of ours would be in mounting's way."""
-    folder = Path(LocalStore(job.cache).folder_of(job.digest), "own", job.workload)
+    folder = Path(ImageCache(job.cache).folder_of(job.digest), "own", job.workload)
     told = folder / "manifest.json"
     before = told.read_bytes() if told.exists() else b""
-    words = command_for(local_hotsets.__name__, json.dumps(dataclasses.asdict(job)))
+    words = command_for(local_packer.__name__, json.dumps(dataclasses.asdict(job)))
     subprocess.run(words, check=True, timeout=120)
     try:
         return told.read_bytes() != before
@@ -68,9 +69,9 @@ def make(job: Making) -> bool:
         return False
 
 
-def found(mounts: Mounts, image: Published, workload: str = "") -> Kept | None:
+def found(mounts: Mounts, image: Published, workload: str = "") -> LocalHotSet | None:
     job = making(mounts, image, workload)
-    return local_hotsets.find(LocalStore(job.cache), job.digest, workload, job.block_image)
+    return local_hotsets.find(ImageCache(job.cache), job.digest, workload, job.block_image)
 
 
 def start(mounts: Mounts, image: Published, *paths: str, workload: str = "") -> str:
@@ -83,7 +84,7 @@ def start(mounts: Mounts, image: Published, *paths: str, workload: str = "") -> 
     return mounted.hot_set
 
 
-def packed(mounts: Mounts, image: Published, workload: str = "") -> Kept:
+def packed(mounts: Mounts, image: Published, workload: str = "") -> LocalHotSet:
     """What the process that a server left behind makes."""
     for _ in range(9000):
         kept = found(mounts, image, workload)
@@ -121,11 +122,11 @@ def test_a_workload_of_its_own_goes_before_the_published_default(
     own = packed(mounts, image, "mine")
     assert start(mounts, image, *HOT, workload="mine") == own.pack.digest
     assert start(mounts, image) == image.packs[""]
-    assert not local_hotsets.is_due(making(mounts, image, "mine"), trace)
+    assert not local_packer.is_due(making(mounts, image, "mine"), trace)
 
 
 def trace_folder(mounts: Mounts, image: Published) -> str:
-    return LocalStore(str(mounts.cache)).trace_folder(image.digest)
+    return ImageCache(str(mounts.cache)).trace_folder(image.digest)
 
 
 def full_trace(
@@ -169,7 +170,7 @@ def test_a_damaged_pack_gives_no_wrong_byte(mounts: Mounts, image: Published, pa
     assert tree_of(mounted.directory) == FILES
     mounts.umount(mounted)
     assert mounts.gone()
-    assert local_hotsets.is_due(making(mounts, image, "mine"), trace) == (part != "boot")
+    assert local_packer.is_due(making(mounts, image, "mine"), trace) == (part != "boot")
 
 
 def test_it_is_made_anew_when_starts_read_more(mounts: Mounts, image: Published) -> None:
@@ -197,8 +198,8 @@ def test_neither_another_block_image_nor_a_replayed_start_alone_makes_one(
 ) -> None:
     trace = full_trace(mounts, image, HOT, "mine")
     job = making(mounts, image, "mine")
-    assert not local_hotsets.is_due(job, dataclasses.replace(trace, starts=0))
-    assert local_hotsets.is_due(job, trace)
+    assert not local_packer.is_due(job, dataclasses.replace(trace, starts=0))
+    assert local_packer.is_due(job, trace)
     TraceStore(trace_folder(mounts, image)).replace(trace)
     assert not make(dataclasses.replace(job, block_image=f"sha256:{'0' * 64}"))
     left = mounts.cache.joinpath("images", image.digest.replace(":", "-"), "own/mine/.x.tmp")
@@ -207,4 +208,4 @@ def test_neither_another_block_image_nor_a_replayed_start_alone_makes_one(
     assert make(job)
     assert not left.exists()
     other = f"sha256:{'0' * 64}"
-    assert local_hotsets.find(LocalStore(job.cache), job.digest, "mine", other) is None
+    assert local_hotsets.find(ImageCache(job.cache), job.digest, "mine", other) is None

@@ -15,7 +15,7 @@ from snapshot_client import Running, remote_labels
 from bootseer.errors import NotSupportedError
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
-from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.storage.oci.manifest import Descriptor, Platform, index_bytes
 from bootseer.storage.oci.media_types import OCI_INDEX, OCI_MANIFEST
 from bootseer.storage.oci.open import open_repository
@@ -52,7 +52,7 @@ def test_the_snapshotter_hands_it_to_the_plain_way(foreign: str, tmp_path: Path)
     with BlockImageMounter(settings) as mounter:
         running = Running(tmp_path, mounter, NullWriter())
         try:
-            labels = remote_labels("chain", Image("", foreign, ("sha256:" + "0" * 64,)), 0)
+            labels = remote_labels("chain", StockImage("", foreign, ("sha256:" + "0" * 64,)), 0)
             assert running.client.prepare("extract", "", labels)
             (said,) = [line for line in running.said if "handed to the plain way" in line]
             assert "linux/riscv64" in said

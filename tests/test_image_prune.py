@@ -85,7 +85,7 @@ def listed_at(ref: str) -> set[str]:
 def left(ref: str) -> list[str]:
     with open_repository(ref)[0] as repository:
         image = repository.image("1")[0].digest
-        found = [d.digest for d, _ in store.published(repository, image)]
+        found = [d.digest for d, _ in store.list_published(repository, image)]
         assert len(repository.referrers(image, media_types.BLOCK_IMAGE)) == 1
     return found
 

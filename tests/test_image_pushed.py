@@ -13,10 +13,15 @@ from image_mounts import Published, publish, some_files
 
 from bootseer.blockimage import hotset_manifest
 from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch import block_image_parts
-from bootseer.imageprefetch.block_image_repo import Image, fetching, open_image, with_carried
+from bootseer.imageprefetch import block_image_repo
 from bootseer.imageprefetch.hotset import store
-from bootseer.imageprefetch.hotset.store import Made
+from bootseer.imageprefetch.hotset.image_hotsets import (
+    RecordedImage,
+    add_carried,
+    open_fetcher,
+    open_image,
+)
+from bootseer.imageprefetch.hotset.store import BuiltHotSet
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import Descriptor, Manifest, digest_of, manifest_bytes
 from bootseer.storage.oci.media_types import OCI_MANIFEST
@@ -44,7 +49,7 @@ class Node:
         with open_image(self.ref, self.cache) as image:
             image.traces.add(self._trace(image, pages))
 
-    def _trace(self, image: Image, pages: tuple[int, ...]) -> Trace:
+    def _trace(self, image: RecordedImage, pages: tuple[int, ...]) -> Trace:
         touched = tuple(Touched(page * PAGE, PAGE, 100 * n, 1) for n, page in enumerate(pages))
         source = image.parts.source
         return Trace(source.key, source.size_bytes, "", 1, touched)
@@ -54,7 +59,7 @@ class Node:
         with open_image(self.ref, self.cache, push=True) as image:
             own, trace = image.own_trace(), image.trace()
             assert trace is not None
-            with fetching(self.cache) as fetcher:
+            with open_fetcher(self.cache) as fetcher:
                 made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, level=1, own=own)
             if push:
                 image.publish(made)
@@ -65,7 +70,7 @@ class Node:
             for page in range(e.offset, e.offset + e.length, PAGE)
         }
 
-    def push(self) -> Made:
+    def push(self) -> BuiltHotSet:
         with open_image(self.ref, self.cache, push=True) as image:
             made = image.hot_sets.load()
             assert made is not None
@@ -73,7 +78,7 @@ class Node:
 
     def published(self) -> list[tuple[Descriptor, hotset_manifest.HotSet]]:
         with open_image(self.ref, self.cache) as image:
-            return store.published(image.repository, image.digest)
+            return store.list_published(image.repository, image.digest)
 
 
 def test_a_start_counts_once_however_often_its_node_pushes(
@@ -150,9 +155,9 @@ def test_what_was_carried_over_counts_once(image: Published, tmp_path: Path) -> 
     with open_image(image.ref, node.cache) as opened:
         carried = opened.own_trace()
         assert carried is not None
-    known = with_carried(None, carried)
-    assert with_carried(known, carried).starts == 1
-    assert with_carried(dataclasses.replace(known, extents=()), carried).starts == 2
+    known = add_carried(None, carried)
+    assert add_carried(known, carried).starts == 1
+    assert add_carried(dataclasses.replace(known, extents=()), carried).starts == 2
 
 
 def shifted(days: float) -> str:
@@ -207,7 +212,8 @@ def of_kind(kind: str, name: bytes, **annotations: str) -> Descriptor:
 def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
     """The repository is a fake that only tells what the list leaves out."""
     blocks = sorted(
-        (of_kind(media_types.BLOCK_IMAGE, bytes([n])) for n in range(3)), key=lambda b: b.digest
+        (of_kind(media_types.BLOCK_IMAGE, bytes([n])) for n in range(3)),
+        key=lambda b: b.digest,
     )
     told = {media_types.BLOCK_IMAGE_NOTE: blocks[2].digest, media_types.WORKLOAD_NOTE: "train"}
     hot = dataclasses.replace(of_kind(media_types.HOT_SET, b"hot"), annotations=told)
@@ -218,11 +224,11 @@ def test_of_two_block_images_the_one_with_hot_sets_is_taken(bare: bool) -> None:
 
     listed = dataclasses.replace(hot, annotations={}, artifact_type="") if bare else hot
     for some in itertools.permutations([*blocks, listed]):
-        found = block_image_parts.block_image_of(Telling(), some)  # type: ignore[arg-type]
+        found = block_image_repo.find_block_image(Telling(), some)  # type: ignore[arg-type]
         assert found == blocks[2]
     for some in itertools.permutations(blocks):
-        assert block_image_parts.block_image_of(Telling(), some) == blocks[0]  # type: ignore[arg-type]
-    assert block_image_parts.block_image_of(Telling(), [listed]) is None  # type: ignore[arg-type]
+        assert block_image_repo.find_block_image(Telling(), some) == blocks[0]  # type: ignore[arg-type]
+    assert block_image_repo.find_block_image(Telling(), [listed]) is None  # type: ignore[arg-type]
 
 
 def test_a_second_block_image_takes_nobodys_hot_set_away(image: Published, tmp_path: Path) -> None:

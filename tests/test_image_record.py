@@ -10,7 +10,8 @@ import pytest
 
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.events.writer import Writer
-from bootseer.imageprefetch.record.start_recording import FirstStepWatch, StartRecording
+from bootseer.imageprefetch.record.first_step import FirstStepWatch
+from bootseer.imageprefetch.record.start_recording import StartRecording
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
 PAGE = 4096
@@ -24,7 +25,7 @@ def recorder(**options: Any) -> Recorder:
 def test_a_first_step_written_from_now_on_is_seen(tmp_path):
     with Writer(str(tmp_path), {}) as old:
         old.point("first_step")
-    watch = FirstStepWatch(tmp_path)
+    watch = FirstStepWatch.begin(tmp_path)
     assert not watch.reached()
     with Writer(str(tmp_path), {}) as writer:
         writer.point("loaded", attributes={"text": 'said "first_step" only'})
@@ -35,7 +36,7 @@ def test_a_first_step_written_from_now_on_is_seen(tmp_path):
 
 
 def test_half_a_line_is_read_when_it_is_whole(tmp_path):
-    watch = FirstStepWatch(tmp_path / "later")
+    watch = FirstStepWatch.begin(tmp_path / "later")
     assert not watch.reached()
     (tmp_path / "later").mkdir()
     line = json.dumps({"event": "point", "name": "first_step"}) + "\n"

@@ -17,8 +17,8 @@ from waiting import until
 
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.image_cache import LocalStore
-from bootseer.imageprefetch.record.touch_journal import Journal
+from bootseer.imageprefetch.image_cache import ImageCache
+from bootseer.imageprefetch.record.touch_journal import TouchJournal
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
 FILES = some_files(12, 60_000)
@@ -31,7 +31,7 @@ def recorder(**options: Any) -> Recorder:
 
 
 def test_a_journal_holds_all_touches_and_one_that_grew(tmp_path: Path) -> None:
-    first, journal = recorder(), Journal(str(tmp_path / "touches"))
+    first, journal = recorder(), TouchJournal(str(tmp_path / "touches"))
     journal.create()
     for number in range(6):
         first.touch(number * PAGE, PAGE)  # one touch that grows
@@ -40,7 +40,7 @@ def test_a_journal_holds_all_touches_and_one_that_grew(tmp_path: Path) -> None:
         first.touch(number * PAGE, PAGE)
     journal.save(first)
     journal.save(first)
-    next_ = Journal(str(tmp_path / "touches"))
+    next_ = TouchJournal(str(tmp_path / "touches"))
     touches = next_.resume()
     assert touches is not None
     assert next_.begun_ns == journal.begun_ns
@@ -59,7 +59,7 @@ def test_a_journal_holds_all_touches_and_one_that_grew(tmp_path: Path) -> None:
 def rows_of(path: Path, copy: Path) -> list[tuple[int, int, int]] | None:
     """A journal's rows, from a copy: to resume is to cut off what its server writes meanwhile."""
     copy.write_bytes(path.read_bytes())
-    journal = Journal(str(copy))
+    journal = TouchJournal(str(copy))
     try:
         return journal.resume()
     finally:
@@ -73,16 +73,16 @@ def pages(trace: Trace) -> set[int]:
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_journal_is_read_as_far_as_it_goes(tmp_path: Path, cut: int) -> None:
     first, path = recorder(), tmp_path / "touches"
-    journal = Journal(str(path))
+    journal = TouchJournal(str(path))
     journal.create()
     for number in (500, 300):
         first.touch(number * PAGE, PAGE)
     journal.save(first)
     path.write_bytes(path.read_bytes()[:-cut])
-    found = Journal(str(path)).resume()
+    found = TouchJournal(str(path)).resume()
     whole = [row for at, row in enumerate(first.since(0)) if cut <= 20 * (1 - at)]
     assert found == (None if cut > 40 else whole)
-    resumed = Journal(str(path))
+    resumed = TouchJournal(str(path))
     if resumed.resume() is not None:
         resumed.save(first)  # rows lie where rows belong, though the last one was torn
         again = rows_of(path, tmp_path / "copy")
@@ -96,9 +96,9 @@ def test_rows_of_nowhere_and_a_journal_of_something_else_do_no_harm(tmp_path: Pa
     assert pages(one.trace(full=False)) == {998 * PAGE, 999 * PAGE}
     path = tmp_path / "touches"
     path.write_bytes(b"x" * 100)
-    assert Journal(str(path)).resume() is None
-    assert Journal(str(tmp_path / "none")).resume() is None
-    nowhere = Journal(str(tmp_path / "no" / "folder"))
+    assert TouchJournal(str(path)).resume() is None
+    assert TouchJournal(str(tmp_path / "none")).resume() is None
+    nowhere = TouchJournal(str(tmp_path / "no" / "folder"))
     nowhere.create()
     nowhere.save(one)
     nowhere.remove()
@@ -148,7 +148,7 @@ def read_pages(image: Published, *paths: str) -> set[int]:
 
 
 def kept(mounts: Mounts, image: Published) -> Trace | None:
-    return TraceStore(LocalStore(str(mounts.cache)).trace_folder(image.digest)).load()
+    return TraceStore(ImageCache(str(mounts.cache)).trace_folder(image.digest)).load()
 
 
 @pytest.mark.root

@@ -303,6 +303,7 @@ HEAVY = {
         "bootseer.blockimage.serve.background_fill",
     ),
     *("bootseer.storage.store", "bootseer.imageprefetch.hotset.local_hotsets"),
+    "bootseer.imageprefetch.hotset.local_packer",
     *(
         "bootseer.cli.root",
         "bootseer.imageprefetch.record.trace_store",

@@ -26,18 +26,19 @@ from bootseer.cli import root
 from bootseer.cli.image import outcome
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
-from bootseer.imageprefetch.mount.mount import MountSettings
-from bootseer.imageprefetch.record.record_command import RecordSettings, record
-from bootseer.imageprefetch.run import podman_options, run_image
-from bootseer.imageprefetch.run.container import (
-    Command,
-    ImageConfig,
+from bootseer.imageprefetch.mount.settings import MountSettings
+from bootseer.imageprefetch.run import run_image
+from bootseer.imageprefetch.run.command import Command
+from bootseer.imageprefetch.run.podman import (
+    check_platform,
+    container_variables,
     container_words,
-    parse_config,
-    podman_variables,
-    podman_words,
+    environment_variables,
+    recording_words,
 )
+from bootseer.imageprefetch.run.record_image import RecordSettings, record
 from bootseer.storage.oci import media_types
+from bootseer.storage.oci.config import ImageConfig, parse_config
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
@@ -944,13 +945,13 @@ def test_what_breaks_inside_us_is_named_by_its_class(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     code = """
 import sys
-from bootseer.cli.image.outcome import tell_way
+from bootseer.cli.image.outcome import report_plan
 from bootseer.imageprefetch.run import run_image as lazyrun
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 def broken(_):
     raise KeyError("x")
 mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
-sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
+sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), report_plan, broken))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -973,7 +974,7 @@ def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("options", [(), ("-t",), ("--platform", str(this_platform()))])
 def test_an_image_of_this_platform_is_ours_to_mount(options: tuple[str, ...]) -> None:
-    podman_options.check_platform(options)
+    check_platform(options)
 
 
 def test_a_start_on_another_platform_is_not_recorded() -> None:
@@ -1025,7 +1026,7 @@ def test_variables_are_an_images_less_those_that_podman_is_to_unset(
     given = container_words("/t", config, options, ("x",))
     assert [after for word, after in itertools.pairwise(given) if word == "--env"] == left
     command = Command(tree="/t", words=("x",), config=config, options=options)
-    given = podman_words(command, "name")
+    given = recording_words(command, "name")
     after = [after for word, after in itertools.pairwise(given) if word == "--env"]
     assert after == left
 
@@ -1048,7 +1049,7 @@ def test_a_file_of_variables_wins_over_the_images(
 
 def test_words_nested_too_deep_to_merge_change_nothing() -> None:
     deep = "A=" + "${B:-" * 50_000 + "}" * 50_000
-    given = podman_options.container_variables(["A=1"], ["--env-merge", deep])
+    given = container_variables(["A=1"], ["--env-merge", deep])
     assert "A=1" in given
 
 
@@ -1074,7 +1075,7 @@ def test_a_container_is_stopped_by_the_images_own_signal() -> None:
     config = parse_config(b'{"config": {"Cmd": ["c"], "StopSignal": "SIGRTMIN+3"}}')
     for words in (
         container_words("/t", config, (), ()),
-        podman_words(Command(tree="/t", words=("c",), config=config), "name"),
+        recording_words(Command(tree="/t", words=("c",), config=config), "name"),
     ):
         assert ("--stop-signal", "SIGRTMIN+3") in itertools.pairwise(words)
         assert words[-2:] == ["/t:O", "c"]
@@ -1092,8 +1093,8 @@ def test_podman_gets_values_by_its_environment_but_none_that_it_heeds() -> None:
     given = {"TOKEN": "t", "PATH": "/own", "LD_PRELOAD": "x", "DOCKER_PASSWORD": "d"}
     config = ImageConfig(env=("A=b", "TOKEN=images"))
     command = Command(tree="/t", words=("x",), config=config, environment=given)
-    words = podman_words(command, "name")
-    assert podman_variables(command) == {"TOKEN": "t", "DOCKER_PASSWORD": "d"}
+    words = recording_words(command, "name")
+    assert environment_variables(command) == {"TOKEN": "t", "DOCKER_PASSWORD": "d"}
     assert {"A=b", "TOKEN", "DOCKER_PASSWORD", "PATH=/own", "LD_PRELOAD=x"} <= set(words)
 
 
@@ -1134,5 +1135,5 @@ def test_podman_pulls_by_the_protocol_that_we_use(
 ) -> None:
     monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "named.example:5000")
     mount = MountSettings(ref=ref, directory="", plain_http=plain_http)
-    words = run_image._plain_words(run_image.RunSettings(mount=mount, words=("true",)), ())
+    words = run_image._words_to_pull(run_image.RunSettings(mount=mount, words=("true",)), ())
     assert ("--tls-verify=false" in words) == wanted

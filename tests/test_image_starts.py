@@ -17,9 +17,9 @@ from image_mounts import Mounts, evict, mounts_below, noise
 from images_lab import Image, directory, file, symlink, write_layout
 
 from bootseer.blocks.trace.trace_file import Trace
-from bootseer.imageprefetch.block_image_repo import open_image
+from bootseer.imageprefetch.hotset.image_hotsets import open_image
 from bootseer.imageprefetch.hotset.summary import summarise
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.storage.oci.open import open_repository
 
@@ -83,7 +83,7 @@ class Lab:
     def trace(self, workload: str = "") -> Trace | None:
         with open_repository(self.ref)[0] as repository:
             digest = repository.image("1")[0].digest
-        return TraceStore(LocalStore(str(self.cache)).trace_folder(digest)).load(workload)
+        return TraceStore(ImageCache(str(self.cache)).trace_folder(digest)).load(workload)
 
     def read(self, workload: str = "") -> list[str]:
         """The data files that a workload's trace holds whole, in its order."""

@@ -10,7 +10,7 @@ import pytest
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import CorruptDataError, UsageError
-from bootseer.imageprefetch.record.trace_store import TraceStore, within
+from bootseer.imageprefetch.record.trace_store import TraceStore, fit_limits
 from bootseer.imageprefetch.workloads import check_workload
 
 PAGE = 4096
@@ -118,5 +118,5 @@ def test_a_name_that_could_be_anything_else_is_refused(tmp_path):
 
 def test_what_does_not_fit_goes_by_how_few_starts_saw_it():
     rows = (Touched(0, PAGE, 0, 1), Touched(8 * PAGE, PAGE, 1, 3), Touched(4 * PAGE, PAGE, 2, 2))
-    kept = within(Trace("image", SIZE, "", 3, rows), most_extents=2)
+    kept = fit_limits(Trace("image", SIZE, "", 3, rows), most_extents=2)
     assert [(e.offset // PAGE, e.starts_seen) for e in kept.extents] == [(8, 3), (4, 2)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bootseer.cli import root
 from bootseer.cli.image import direct
 from bootseer.cli.image import words as image_words
-from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.imageprefetch.mount.settings import MountSettings
 
 TEXTS = ("--workload", "--cache", "--runtime", "--events", "--log-file")
 FLAGS = ("--fill", "--no-fill", "--record", "--no-record", "--plain-http", "--hot", "--no-hot")

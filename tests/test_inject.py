@@ -15,8 +15,8 @@ from injecting import JOB, POD_FLOW, POD_WINDOWS, SAMPLES, done, pods_of, refusa
 
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.kubernetes import inject
-from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.options import LAUNCHER, Options, Place
+from bootseer.storage.oci.config import ImageConfig
 
 
 @pytest.mark.parametrize("raw", SAMPLES)

@@ -9,8 +9,8 @@ import yaml
 from injecting import done, refusal, taken_out, text
 
 from bootseer.kubernetes import check, inject
-from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.options import LAUNCHER, Options
+from bootseer.storage.oci.config import ImageConfig
 
 WORKFLOW = """\
 apiVersion: argoproj.io/v1alpha1

@@ -11,8 +11,8 @@ from injecting import JOB, POD_FLOW, done, pods_of, refusal, taken_out, text
 
 from bootseer.errors import UsageError
 from bootseer.kubernetes import inject
-from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.options import LAUNCHER, Options, Place
+from bootseer.storage.oci.config import ImageConfig
 
 MAIN = "    name: a\n    command: [x]\n"
 ANCHORED_ITEM = f"kind: Pod\nspec:\n  containers:\n  -   &main\n{MAIN}"

@@ -6,8 +6,8 @@ import pytest
 from injecting import done, pods_of, refusal, taken_out, text
 
 from bootseer.kubernetes import check, inject
-from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.options import LAUNCHER, Options
+from bootseer.storage.oci.config import ImageConfig
 
 MPI = """\
 apiVersion: kubeflow.org/v2beta1

@@ -25,7 +25,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.kubernetes.image_config import ImageConfig, resolver
+from bootseer.kubernetes.image_config import resolver
+from bootseer.storage.oci.config import ImageConfig
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"

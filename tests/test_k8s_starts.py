@@ -44,9 +44,9 @@ while time.monotonic() < until:  # goes on until so many starts have kept what t
     time.sleep(0.1)
 """
 IN_MEMORY = """
-look = "import os; from bootseer.imageprefetch.filemode.mincore import Asker; "
+look = "import os; from bootseer.imageprefetch.filemode.mincore import ResidencyProbe; "
 look += "fd = os.open('/files/read', os.O_RDONLY); size = os.fstat(fd).st_size"
-look += "; found = Asker().resident(fd, size)"
+look += "; found = ResidencyProbe().resident(fd, size)"
 look += "; print('in memory:', sum(extent.length for extent in found))"
 subprocess.run(['/opt/bootseer/python/bin/python3', '-I', '-c', look])
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.imageprefetch.filemode.roots import Opener
+from bootseer.imageprefetch.filemode.roots import FileOpener
 from bootseer.system.mount_calls import (
     BENEATH,
     IN_ROOT,
@@ -107,7 +107,7 @@ def test_the_kernel_bounds_paths_on_every_architecture(
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file").touch()
     (tmp_path / "link").symlink_to("folder")
-    with Opener([str(tmp_path)]) as opener:
+    with FileOpener([str(tmp_path)]) as opener:
         os.close(opener.open(str(tmp_path / "folder/file"))[0])
         with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
             opener.open(str(tmp_path / "link/file"))

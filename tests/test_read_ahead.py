@@ -61,11 +61,11 @@ def tell(who):
     with open(os.path.join(folder, who), "w") as file:
         json.dump(told, file)
 from bootseer.imageprefetch.resolve import registry_helper
-asked, start = registry_helper._Helper._asked, registry_helper.start
+asked, start = registry_helper._Helper._await_request, registry_helper.start
 def noted_asked(self):
     tell("helper")
     return asked(self)
-registry_helper._Helper._asked = noted_asked
+registry_helper._Helper._await_request = noted_asked
 def noted_start(*words, **options):
     link = start(*words, **options)
     from bootseer.imageprefetch.mount import mount_worker as worker

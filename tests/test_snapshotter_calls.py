@@ -20,7 +20,7 @@ from snapshot_client import (
 
 from bootseer.events.writer import Writer
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, Image
+from bootseer.imageprefetch.snapshotter.types import TARGET_LABEL, StockImage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -45,7 +45,7 @@ def client(running: Running) -> Client:
     return running.client
 
 
-def pull(client: Client, image: Image, parent: str = "") -> list[str]:
+def pull(client: Client, image: StockImage, parent: str = "") -> list[str]:
     """Pull as containerd does: ask for each layer; the names of the snapshots it would use."""
     names = []
     for depth in range(len(image.layers)):
@@ -88,7 +88,7 @@ def test_an_image_with_a_block_image_is_there_without_a_fetch(
 def test_an_image_without_one_is_handed_to_the_plain_way_with_its_reason(
     client: Client, mounter: DirectoryMounter, running: Running, tmp_path: Path
 ) -> None:
-    image, parent = Image("sha256:none", "reg/none:1", ("none-0", "none-1", "none-2")), ""
+    image, parent = StockImage("sha256:none", "reg/none:1", ("none-0", "none-1", "none-2")), ""
     for depth, layer in enumerate(image.layers):
         (mount,) = client.prepare("extract", parent, remote_labels(f"chain-{layer}", image, depth))
         parent = f"chain-{layer}"
@@ -111,7 +111,7 @@ def test_a_tag_that_moved_between_pull_and_look_is_unpacked(
     client: Client, mounter: DirectoryMounter
 ) -> None:
     image = mounter.add("moved", TWO)
-    other = Image(image.digest, image.reference, ("other-0", "other-1"))
+    other = StockImage(image.digest, image.reference, ("other-0", "other-1"))
     assert client.prepare("extract", "", remote_labels("chain", other, 0))
     assert client.prepare("more", "", remote_labels("top", image, 1))  # not over its first layer
 

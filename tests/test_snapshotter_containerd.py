@@ -15,7 +15,7 @@ from images_lab import Image, directory, file, symlink, whiteout, write_layout
 from snapshot_client import RefusedError, remote_labels
 
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
-from bootseer.imageprefetch.snapshotter.types import Image as StockImage
+from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.storage.oci.manifest import Manifest
 from bootseer.storage.oci.open import open_repository
 

@@ -11,7 +11,7 @@ import pytest
 from bootseer.events.writer import Writer
 from bootseer.imageprefetch.snapshotter import event_cleanup, lazy_mounter
 from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
-from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import STALL_S
 
@@ -38,16 +38,16 @@ def test_old_files_of_ended_writers_of_this_host_go(tmp_path: Path) -> None:
         folder = tmp_path / f"{HOST}-{NO_PROCESS}-2.jsonl"
         folder.mkdir()
         os.utime(folder, (0, 0))
-        assert event_cleanup.remove_old(str(tmp_path), WEEK_S) == 1
+        assert event_cleanup.remove_old_files(str(tmp_path), WEEK_S) == 1
         assert not old.exists()
         assert all(path.exists() for path in (alive, young, folder, *others))
-    assert event_cleanup.remove_old(str(tmp_path / "none"), WEEK_S) == 0
+    assert event_cleanup.remove_old_files(str(tmp_path / "none"), WEEK_S) == 0
 
 
 @pytest.mark.parametrize("days", [7, 0])
 def test_they_go_when_the_snapshotter_starts_if_it_is_told(tmp_path: Path, days: int) -> None:
     old = aged(tmp_path / f"{HOST}-{NO_PROCESS}-1.jsonl", 8)
-    with event_cleanup.removing(str(tmp_path), days * event_cleanup.DAY_S):
+    with event_cleanup.daily_cleanup(str(tmp_path), days * event_cleanup.DAY_S):
         pass
     assert old.exists() is (days == 0)
 
@@ -55,8 +55,6 @@ def test_they_go_when_the_snapshotter_starts_if_it_is_told(tmp_path: Path, days:
 def test_while_a_pull_waits_a_registry_that_hangs_is_given_up_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bootseer.storage.oci import open as repositories
-
     class AskedError(Exception):
         pass
 
@@ -66,10 +64,10 @@ def test_while_a_pull_waits_a_registry_that_hangs_is_given_up_sooner(
         asked.append(options)
         raise AskedError
 
-    monkeypatch.setattr(repositories, "open_repository", ask)
+    monkeypatch.setattr(lazy_mounter, "open_repository", ask)
     mounter = BlockImageMounter(LazySettings(options=StoreOptions(plain_http=("a",))))
     monkeypatch.setattr(mounter._helper, "mount", lambda settings: asked.append(settings.options))
-    image = Image("sha256:" + "0" * 64, "reg.example/a:1", ("layer",))
+    image = StockImage("sha256:" + "0" * 64, "reg.example/a:1", ("layer",))
     mounter.mount(image, "/nowhere")
     for call in (
         lambda: mounter.find(image.reference, image.digest),

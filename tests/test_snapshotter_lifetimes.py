@@ -17,9 +17,9 @@ from snapshot_client import Client, DirectoryMounter, RefusedError, Running, rem
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter import image_mounts, process
-from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.snapshotter.database import Database
 from bootseer.imageprefetch.snapshotter.plain_mounter import PlainMounter
-from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.imageprefetch.snapshotter.types import StockImage
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ def lab(tmp_path: Path, mounter: DirectoryMounter) -> Iterator[Running]:
         mounter.umount(str(place))
 
 
-def pull(client: Client, image: Image) -> list[str]:
+def pull(client: Client, image: StockImage) -> list[str]:
     parent, names = "", []
     for depth, layer in enumerate(image.layers):
         if f"chain-{layer}" not in client.names():
@@ -90,7 +90,7 @@ def test_who_asked_while_anothers_mount_failed_finds_the_snapshot(
     image = mounter.add("lazy", TWO[:1])
     working, tried, both = mounter.mount, threading.Event(), threading.Event()
 
-    def first_fails(image: Image, directory: str) -> None:
+    def first_fails(image: StockImage, directory: str) -> None:
         if not tried.is_set():
             tried.set()
             both.wait(10)
@@ -127,10 +127,10 @@ def test_a_known_image_by_a_name_that_must_not_be_lazy(
     image = mounter.add("lazy", TWO)
     pull(lab.client, image)
     mounter.forbidden = "evil/"
-    stranger = Image(image.digest, "evil/lazy:1", image.layers)
+    stranger = StockImage(image.digest, "evil/lazy:1", image.layers)
     assert lab.client.prepare("extract", "", remote_labels("other", stranger, 0))
     assert any("evil/lazy:1: handed to the plain way" in line for line in lab.said)
-    with State(str(lab.root / "state.db")) as state:
+    with Database.open(str(lab.root / "state.db")) as state:
         assert [one.reference for one in state.images()] == ["reg/lazy:1"]
 
 
@@ -192,7 +192,7 @@ def test_trees_stay_when_labels_change(lab: Running, mounter: DirectoryMounter) 
 def test_any_fault_of_ours_leaves_the_plain_way(
     lab: Running, mounter: DirectoryMounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def defect(image: Image, directory: str) -> None:
+    def defect(image: StockImage, directory: str) -> None:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(mounter, "mount", defect)
@@ -226,8 +226,8 @@ def test_a_directory_given_relatively_is_told_in_full(
     tmp_path: Path, mounter: DirectoryMounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = process.Settings("root", "snap.sock")
-    with process.serving(settings, mounter, lambda _: None, NullWriter()):
+    settings = process.SnapshotterSettings("root", "snap.sock")
+    with process.running_snapshotter(settings, mounter, lambda _: None, NullWriter()):
         client = Client(tmp_path / "snap.sock")
         assert client.prepare("a")[0].source.startswith(str(tmp_path))
         client.close()
@@ -236,14 +236,14 @@ def test_a_directory_given_relatively_is_told_in_full(
 def test_a_socket_on_which_another_one_listens_is_left_to_it(
     lab: Running, mounter: DirectoryMounter, tmp_path: Path
 ) -> None:
-    settings = process.Settings(str(tmp_path / "other"), lab.settings.address)
+    settings = process.SnapshotterSettings(str(tmp_path / "other"), lab.settings.address)
     with pytest.raises(BusyError, match="another snapshotter listens"):
-        process.serving(settings, mounter, lambda _: None, NullWriter()).__enter__()
+        process.running_snapshotter(settings, mounter, lambda _: None, NullWriter()).__enter__()
     assert lab.client.prepare("still")
 
 
 def test_a_closed_state_is_not_called_damaged(tmp_path: Path) -> None:
-    state = State(str(tmp_path / "state.db"))
+    state = Database.open(str(tmp_path / "state.db"))
     state.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
         state.all()
@@ -265,7 +265,7 @@ def test_a_pull_that_began_the_plain_way_ends_on_it(
 ) -> None:
     """The block image is published while the first layer is fetched, which takes its time."""
     monkeypatch.setattr(image_mounts, "REMEMBER_S", 0.0)
-    image = Image("sha256:late", "reg/late:1", ("late-0", "late-1"))
+    image = StockImage("sha256:late", "reg/late:1", ("late-0", "late-1"))
     lab.client.prepare("extract 0", "", remote_labels("late-low", image, 0))
     lab.client.commit("late-low", "extract 0")
     assert mounter.add("late", TWO) == image

@@ -25,11 +25,11 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.mount.mount import MountSettings
-from bootseer.imageprefetch.snapshotter.database import State
+from bootseer.imageprefetch.mount.settings import MountSettings
+from bootseer.imageprefetch.snapshotter.database import Database
 from bootseer.imageprefetch.snapshotter.grpc_server import lock_root
 from bootseer.imageprefetch.snapshotter.mount_helper import MountHelper
-from bootseer.imageprefetch.snapshotter.types import Image, Kind
+from bootseer.imageprefetch.snapshotter.types import Kind, StockImage
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -132,7 +132,7 @@ def test_what_was_answered_before_a_kill_is_there_after_it(start: Start, tmp_pat
         name for name, is_there in workers.there.items() if is_there is (name not in rows)
     ] == []
     folders = {path.name for path in (tmp_path / "root/snapshots").iterdir()}
-    with State(str(tmp_path / "root/state.db")) as state:
+    with Database.open(str(tmp_path / "root/state.db")) as state:
         assert state.folders() == folders
         assert len(rows) == len(folders)
     client.close()
@@ -231,7 +231,7 @@ def test_collection_does_not_wait_for_a_registry(tmp_path: Path) -> None:
         running.close()
 
 
-def _ask(client: Client, image: Image) -> None:
+def _ask(client: Client, image: StockImage) -> None:
     with pytest.raises(RefusedError):
         client.prepare("extract", "", remote_labels("chain", image, 0))
 
@@ -267,21 +267,21 @@ def test_a_damaged_state_is_said_to_be_so(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(CorruptDataError, match=r"state\.db is damaged"):
-        State(str(path))
+        Database.open(str(path))
 
 
 def test_the_state_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    State(str(path)).close()
+    Database.open(str(path)).close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(UsageError, match="version 99"):
-        State(str(path))
+        Database.open(str(path))
 
 
 def test_a_failed_change_changes_nothing(tmp_path: Path) -> None:
-    with State(str(tmp_path / "state.db")) as state:
+    with Database.open(str(tmp_path / "state.db")) as state:
         state.create(Kind.ACTIVE, "a", "", "f1", {"x": "1"})
         with pytest.raises(UsageError):
             state.update("a", {"x": "2"}, ["labels.x", "parent"])

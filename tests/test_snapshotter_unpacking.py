@@ -23,8 +23,8 @@ from images_lab import (
 )
 
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.image_build.image_sources import diff_ids_of
 from bootseer.imageprefetch.snapshotter import layer_unpacker
+from bootseer.storage.oci.config import diff_ids_of
 from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("podman")]
@@ -87,7 +87,7 @@ def unpacked(ref: str, layers: int, target: Path) -> Path:
         manifest = repository.image(parsed.version)[1]
         config = repository.blob(manifest.config, limit_bytes=1 << 20)
         opened = [
-            (layer.digest, layer_unpacker.opened_layer(repository, layer.digest, diff_id))
+            (layer.digest, layer_unpacker.layer_source(repository, layer.digest, diff_id))
             for layer, diff_id in zip(manifest.layers, diff_ids_of(config), strict=True)
         ][:layers]
         layer_unpacker.unpack(opened, str(target))

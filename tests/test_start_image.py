@@ -28,7 +28,8 @@ from waiting import until
 from bootseer.entrypoint.detached import NAME
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import Touch, TracedFile
-from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
+from bootseer.imageprefetch.filemode.trace_names import object_name
 
 pytestmark = pytest.mark.slow
 
@@ -219,8 +220,7 @@ def test_a_store_that_hangs_neither_delays_the_job_nor_outlives_it(job: Job) -> 
 def test_a_damaged_trace_is_told_and_replaced_by_what_this_start_reads(
     job: Job, damage: bytes
 ) -> None:
-    with Keeper(str(job.traces)) as keeper:
-        path = job.traces / keeper.name(job.image, "")
+    path = job.traces / object_name(job.image, "")
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
     job.recorded(3)
@@ -297,8 +297,10 @@ def test_user_65534_on_a_read_only_root_reads_ahead() -> None:
         big = cold(files / "big", 64 * PAGE)
         status = big.stat()
         listed = {str(big): TracedFile(str(big), status.st_size, status.st_mtime_ns)}
-        trace = filetraces.made(listed, [Touch(str(big), 8 * PAGE, PAGE, 0)], "", full=True)
-        with Keeper(str(place / "traces")) as keeper:
+        trace = filetraces.trace_of_touches(
+            listed, [Touch(str(big), 8 * PAGE, PAGE, 0)], "", full=True
+        )
+        with FileTraceStore.open(str(place / "traces")) as keeper:
             keeper.add(place.name, trace)
         settings = (
             f'[image]\ntraces = "{place}/traces"\nimage = "{place.name}"\npaths = ["{files}"]\n'

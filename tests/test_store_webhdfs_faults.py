@@ -25,7 +25,7 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.imageprefetch.filemode.inotify import OpenWatcher
 from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
@@ -79,7 +79,7 @@ def test_rot_of_one_replica_is_healed_and_of_all_is_said(cluster: Any, store: St
     mine = [sorted(set(cluster.block_files(n)) - before[n]) for n in range(2)]
     assert [len(m) for m in mine] == [1, 1]
     rot(mine[0])
-    with Opens() as opens:
+    with OpenWatcher() as opens:
         opens.add(str(mine[0][0].parent))
         for _ in range(20):  # which replica is asked first is left to chance
             for web in cluster.datanode_http_addresses:

@@ -17,11 +17,19 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.build import DATA_NAME, Built
 from bootseer.errors import from_os_error
 from bootseer.light_dataclasses import dataclass
-from bootseer.storage.oci.media_types import BLOCK_IMAGE, CONFIG, DATA, FILES, META, TABLE
+from bootseer.storage.oci.manifest import Descriptor, manifest_bytes
+from bootseer.storage.oci.media_types import (
+    BLOCK_IMAGE,
+    CONFIG,
+    DATA,
+    FILES,
+    META,
+    OCI_MANIFEST,
+    TABLE,
+)
 from bootseer.system.atomic import replace_file
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.manifest import Descriptor
     from bootseer.storage.oci.repository import Repository
 
 VERSION = 1
@@ -135,8 +143,6 @@ def forget(folder: str) -> None:
 
 def manifest(artifact: Artifact, subject: Descriptor | None) -> bytes:
     """The artifact's manifest; equal arguments give equal bytes."""
-    from bootseer.storage.oci.manifest import manifest_bytes
-
     return manifest_bytes(
         config=_descriptor(artifact.blobs[CONFIG]),
         layers=[_descriptor(artifact.blobs[kind]) for kind in _ORDER],
@@ -154,8 +160,6 @@ def push(
     progress: Callable[[int], None] | None = None,
 ) -> Descriptor:
     """Push blobs that are not there yet, then the manifest. Raises what the repository raises."""
-    from bootseer.storage.oci.media_types import OCI_MANIFEST
-
     for kind in (*_ORDER, CONFIG):
         blob = artifact.blobs[kind]
         repository.push_blob(blob.path, blob.digest, blob.size_bytes, progress=progress)
@@ -163,8 +167,6 @@ def push(
 
 
 def _descriptor(blob: Blob) -> Descriptor:
-    from bootseer.storage.oci.manifest import Descriptor
-
     return Descriptor(blob.media_type, blob.digest, blob.size_bytes)
 
 

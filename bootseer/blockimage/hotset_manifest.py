@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.pack_format import BOOT_DIGEST, BOOT_LENGTH, LIMITS
 from bootseer.errors import CorruptDataError, NotFoundError
+from bootseer.storage.oci.manifest import (
+    EMPTY_BYTES,
+    Descriptor,
+    Manifest,
+    digest_of,
+    manifest_bytes,
+)
 from bootseer.storage.oci.media_types import (
     BLOCK_IMAGE_NOTE,
     CREATED_NOTE,
@@ -29,7 +36,6 @@ from bootseer.storage.oci.media_types import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.manifest import Descriptor, Manifest
     from bootseer.storage.oci.repository import RepositoryReader
 
 _AHEAD_US = 24 * 3600 * 10**6  # clocks may differ by less
@@ -57,15 +63,12 @@ class HotSet:
 
 def manifest_of(hot: HotSet, subject: Descriptor) -> bytes:
     """The manifest's bytes; its config is the empty blob. `subject` is the stock image."""
-    from bootseer.storage.oci import manifest
-
     boot = {BOOT_LENGTH: str(hot.boot_length), BOOT_DIGEST: hot.boot_digest}
     layers = [dataclasses.replace(hot.pack, media_type=PACK, annotations=boot)]
     if hot.trace is not None:
         layers.append(dataclasses.replace(hot.trace, media_type=TRACE))
-    empty = manifest.EMPTY_BYTES
-    return manifest.manifest_bytes(
-        config=manifest.Descriptor(OCI_EMPTY, manifest.digest_of(empty), len(empty)),
+    return manifest_bytes(
+        config=Descriptor(OCI_EMPTY, digest_of(EMPTY_BYTES), len(EMPTY_BYTES)),
         layers=layers,
         subject=subject,
         artifact_type=HOT_SET,
@@ -170,8 +173,6 @@ def choose(
     looked into. A damaged one is passed over. Raises what the repository raises when it cannot be
     reached.
     """
-    from bootseer.storage.oci.manifest import Manifest
-
     told = with_annotations(repository, listed)
     for name in dict.fromkeys((workload, "")):
         for one in newest(told, block_image, name)[:_MOST_TRIED]:

@@ -85,12 +85,12 @@ def command(
     # Whoever pulls has just reached the registry; what fails for longer is pulled plainly.
     options = StoreOptions(plain_http=plain_http, retry_s=5.0)
     how = lazy_mounter.LazySettings(**lazy, events_dir=events_dir, options=options)
-    settings = process.Settings(root=root, address=address)
+    settings = process.SnapshotterSettings(root=root, address=address)
     with (
         open_writer(events_dir or None) as writer,
         PlainMounter(lazy["runtime"]) if plain else lazy_mounter.BlockImageMounter(how) as mounter,
-        process.serving(settings, mounter, _say, writer),
-        event_cleanup.removing(events_dir, events_days * event_cleanup.DAY_S),
+        process.running_snapshotter(settings, mounter, _say, writer),
+        event_cleanup.daily_cleanup(events_dir, events_days * event_cleanup.DAY_S),
     ):
         grpc_server.wait_for_signal()
 

@@ -25,7 +25,7 @@ _RECORD = ("auto", "always", "never")
 
 
 def asked(path: str, environ: Mapping[str, str]) -> dict[str, str] | None:
-    """What the settings ask of `filemode.starting`, if they ask nothing else and are plain.
+    """What the settings ask of `background_recorder`, if they ask nothing else and are plain.
 
     Empty: they ask nothing at all. None: they are to be read in full.
     """

@@ -5,24 +5,15 @@ Source: OCI image specification (image configuration).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from bootseer.errors import BootseerError
+from bootseer.storage.oci.config import LIMIT_BYTES, ImageConfig
 from bootseer.storage.oci.manifest import Platform, parse_object
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import StoreOptions
 
-LIMIT_BYTES = 4 << 20
 RETRY_S = 2.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ImageConfig:
-    """What an image runs: ENTRYPOINT and CMD in Dockerfile's words."""
-
-    entrypoint: tuple[str, ...]
-    command: tuple[str, ...]
 
 
 def resolver(

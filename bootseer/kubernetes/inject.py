@@ -18,13 +18,13 @@ from bootseer.kubernetes import insertions, kinds, manifest_text, pods, uninject
 from bootseer.kubernetes import options as names
 from bootseer.kubernetes.additions import Additions, additions, prefix
 from bootseer.kubernetes.identity import identify
-from bootseer.kubernetes.image_config import ImageConfig
 from bootseer.kubernetes.insertions import CannotEditError, Edit
 from bootseer.kubernetes.job_command import CommandChoice, name_to_give
 from bootseer.kubernetes.manifest_text import Text
 from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
 from bootseer.kubernetes.pods import Described, Pod
+from bootseer.storage.oci.config import ImageConfig
 
 Resolve = Callable[[str], ImageConfig]
 """An image's name to its entrypoint and command; raises a BootseerError that says why not."""
@@ -484,9 +484,9 @@ class _Injection:
         entrypoint = [_escape(word) for word in config.entrypoint]
         if has_args:
             return {"command": entrypoint}
-        if not config.entrypoint and not config.command:
+        if not config.entrypoint and not config.cmd:
             raise CannotEditError(f"the image {image} names no command either; {hint}")
-        arguments = [_escape(word) for word in config.command]
+        arguments = [_escape(word) for word in config.cmd]
         if args is not None:  # there and empty: what is put into it could not be told from others
             return {"command": [*entrypoint, *arguments]}
         return {"command": entrypoint, "args": arguments} if arguments else {"command": entrypoint}

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from bootseer.blockimage.pack_format import Index
 from bootseer.blocks.cache.present_index import Identity
 from bootseer.blocks.source import BlockSource
-from bootseer.light_dataclasses import dataclass
+from bootseer.light_dataclasses import dataclass, replace
 
 
 class FrameStream(Protocol):
@@ -50,3 +50,10 @@ class BlockImage:
     index: Callable[[], Index] | None = None
     frames: FrameStream | None = None
     identity: Callable[[], Identity] | None = None
+
+
+def without_hot_set(image: BlockImage) -> BlockImage:
+    """The image without its hot set, whose stream is closed."""
+    if image.frames is not None:
+        image.frames.close()
+    return replace(image, index=None, frames=None)

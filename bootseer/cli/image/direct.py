@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
+    from bootseer.imageprefetch.mount.mount import MountedImage
+    from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
@@ -70,12 +71,13 @@ def mount(given: dict[str, Any], *, helped: bool = True) -> int:
     helper = _helper(given, given["directory"]) if helped else None
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount import mount as mounting
-    from bootseer.imageprefetch.run.interrupts import ending
+    from bootseer.imageprefetch.mount.interrupts import exit_on_signals
+    from bootseer.imageprefetch.mount.settings import MountSettings
 
     as_json = given.pop("as_json")
     outcome.write_events_to(given.get("events_dir", ""))
-    with ending():
-        made = mounting.mount(mounting.MountSettings(**given), helper)
+    with exit_on_signals():
+        made = mounting.mount(MountSettings(**given), helper)
     if as_json:
         outcome.print_json(made)
     else:
@@ -90,7 +92,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     if not agent.is_available(given.get("runtime", "")):
         helper = _helper(given, None, hurried=True)
     from bootseer.cli.image import outcome
-    from bootseer.imageprefetch.mount.mount import MountSettings
+    from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.run import run_image
 
     outcome.write_events_to(given.get("events_dir", ""))
@@ -104,7 +106,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     try:
         return run_image.run(
             settings,
-            outcome.tell_way,
+            outcome.report_plan,
             lambda wanted: _mounted(wanted, helper),
             outcome.complain,
         )
@@ -113,7 +115,7 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
             helper.close()
 
 
-def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
+def _mounted(settings: MountSettings, helper: socket | None) -> MountedImage:
     """Have the node's agent mount, which has all imported that it takes; else do it here."""
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.run import run_image
@@ -128,7 +130,7 @@ def _mounted(settings: MountSettings, helper: socket | None) -> Mounted:
         gc.enable()  # the container may run for weeks
 
 
-def _mounted_by_agent(settings: MountSettings) -> Mounted | None:
+def _mounted_by_agent(settings: MountSettings) -> MountedImage | None:
     """What the agent mounted; None where there is none."""
     if not agent.is_available(settings.runtime):
         return None

@@ -98,8 +98,8 @@ def command(
     **given: Any,
 ) -> None:
     from bootseer.cli.image import direct
-    from bootseer.imageprefetch.run import podman_options
+    from bootseer.imageprefetch.run import podman
 
-    podman_options.check_platform(of_platform(platform), instead="; pull the image the plain way")
+    podman.check_platform(of_platform(platform), instead="; pull the image the plain way")
     given["plain_http"] = plain_http or None
     direct.mount({"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **given})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from bootseer.cli.shared import size_text
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.mount.mount import Mounted
-    from bootseer.imageprefetch.run.run_image import Way
+    from bootseer.imageprefetch.mount.mount import MountedImage
+    from bootseer.imageprefetch.run.run_image import RunPlan
 
 
 def write_events_to(folder: str) -> None:
@@ -19,7 +19,7 @@ def write_events_to(folder: str) -> None:
         os.environ.setdefault("BOOTSEER_EVENTS", os.path.abspath(folder))
 
 
-def tell(made: Mounted) -> None:
+def tell(made: MountedImage) -> None:
     """Which way it went: what is not as usual, then one line."""
     for note in made.notes:
         _say(note)
@@ -36,12 +36,12 @@ def tell(made: Mounted) -> None:
     _say(f"mounted {made.digest[:19]}; {way}")
 
 
-def tell_way(way: Way) -> None:
-    """Which way a container went."""
-    if way.mounted is not None:
-        tell(way.mounted)
+def report_plan(plan: RunPlan) -> None:
+    """Whether a container runs on the mounted image, or why podman pulls it."""
+    if plan.mounted is not None:
+        tell(plan.mounted)
     else:
-        _say(f"podman pulls the image: {way.reason}")
+        _say(f"podman pulls the image: {plan.reason}")
 
 
 def complain(text: str) -> None:
@@ -49,7 +49,7 @@ def complain(text: str) -> None:
     _say(text)
 
 
-def print_json(made: Mounted) -> None:
+def print_json(made: MountedImage) -> None:
     """All that concerns others as JSON on standard output."""
     import json
 

@@ -82,10 +82,10 @@ def command(
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
     from bootseer.cli.image.outcome import complain
-    from bootseer.imageprefetch.record.record_command import RecordSettings, record
-    from bootseer.imageprefetch.run import podman_options
+    from bootseer.imageprefetch.run import podman
+    from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
-    podman_options.check_platform(of_platform(platform), instead="; record it on such a machine")
+    podman.check_platform(of_platform(platform), instead="; record it on such a machine")
     options, words = _parted(options, words_behind(context))
     done = record(
         RecordSettings(
@@ -112,10 +112,10 @@ def command(
     if push:
         _build(ref, workload, cache, plain_http)
     else:
-        from bootseer.imageprefetch.hotset import local_hotsets
+        from bootseer.imageprefetch.hotset import local_packer
 
         where = {"plain_http": plain_http or None}
-        local_hotsets.offer_recorded(ref, done.digest, workload, place(cache), **where)
+        local_packer.start_recorded(ref, done.digest, workload, place(cache), **where)
         named = f" --workload {workload}" if workload else ""
         click.echo(
             "bootseer: mounts on this node replay it in a moment; publish it for others with "
@@ -150,12 +150,12 @@ def _variable(given: str) -> tuple[str, str]:
 
 def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.cli.image.hotset.build import publish
-    from bootseer.imageprefetch.block_image_repo import fetching
     from bootseer.imageprefetch.hotset import store
+    from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher
 
     with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
         own, trace = image.own_trace(workload), image.trace(workload)
         assert trace is not None  # it was recorded just now
-        with fetching(place(cache)) as fetcher:
+        with open_fetcher(place(cache)) as fetcher:
             made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
         publish(image, made)

@@ -43,7 +43,7 @@ def command(
     """
     import dataclasses
 
-    from bootseer.imageprefetch.hotset.replay import replay
+    from bootseer.imageprefetch.mount.hotset_replay import replay
 
     done = replay(
         ref,

@@ -38,7 +38,7 @@ class ImagePart:
 
 
 def _request(image: ImageSettings) -> Request:
-    """The fields of `filemode.starting.StartSettings`, as plain values."""
+    """The fields of `background_recorder.StartSettings`, as plain values."""
     return {
         "place": image.traces,
         "image": image.image,

@@ -1,7 +1,7 @@
-"""File mode beside a job's start: replay at once, record until the first step, keep the trace.
+"""File mode during a job's start: replay at once, record until the first step, keep the trace.
 
-A replay has the job's own priority. Without one nothing is urgent, and all is done at the lowest
-priority from the beginning; what only the end of a recording needs is loaded then.
+A replay has the job's own priority. Without one nothing is urgent, and everything is done at idle
+priority. What only the end of a recording needs is imported then.
 """
 
 from __future__ import annotations
@@ -21,29 +21,34 @@ from bootseer.system.priority import go_idle
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import open_to_read
 
-if TYPE_CHECKING:  # loaded when they are needed: replay comes first
+if TYPE_CHECKING:  # imported when they are needed: the replay comes first
     from bootseer.imageprefetch.filemode.file_trace import FileTrace
-    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
-    from bootseer.imageprefetch.filemode.process_follower import Following
-    from bootseer.imageprefetch.filemode.replay import Replayed
-    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+    from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
+    from bootseer.imageprefetch.filemode.process_follower import ProcessFollower
+    from bootseer.imageprefetch.filemode.replay import FileReplayResult
+    from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
 POLL_S = 0.2
 WINDOW_S = 120.0
 LEFT_S = 30.0
-"""How long this process may go on after the job, to keep what it recorded."""
+"""How long this process may run after the job's end, to write its trace."""
 ENOUGH_RECORDINGS = 5
-"""From so many on, `auto` records only where much of the trace no longer fits."""
+"""From so many on, `auto` records only where much of the trace no longer fits the files."""
 MOST_SKIPPED = 0.1
 _LONGEST_LOCK_NAME = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartSettings:
-    """`place` is a directory or a store's URL; `image` names the image's traces in it, empty: see
-    `trace_names.image_here`. `share` and `most_bytes` as in `ReplaySettings`. `began_ns`: when the
-    start began, on the wall clock; a quick job may have had its first step before anybody looks for
-    it. `options` are the fields of `StoreOptions`."""
+    """The settings of file mode for one start.
+
+    - `place`: the traces, in a directory or at a store's URL.
+    - `image`: names the image's traces there; "": see `trace_names.image_here`.
+    - `share`, `most_bytes`: as in `ReplaySettings`.
+    - `began_ns`: the start's begin on the wall clock; a quick job may have had its first step
+      before this process looks for it.
+    - `options`: the fields of `StoreOptions`.
+    """
 
     place: str
     image: str = ""
@@ -58,20 +63,20 @@ class StartSettings:
 
 
 def run(request: Mapping[str, Any], writer: NullWriter, pid: int) -> None:
-    """`accompany` by plain values: the fields of `StartSettings`."""
+    """As `accompany`, with the fields of `StartSettings` as plain values."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
     accompany(StartSettings(**values), writer, pid)
 
 
 def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
-    """Accompany the start of process `pid`, until its first step, its end or the window's end.
+    """Replay and record the start of process `pid`, until its first step, its or the window's end.
 
-    Raises BootseerError for what made it impossible; the job is not concerned by any of it.
+    Raises BootseerError where that is impossible, which does not affect the job.
     """
     cache_before = rate_limit.cache_bytes()
     image = trace_names.check_image(settings.image or trace_names.image_here())
-    with _alone(f"{image}.{settings.workload}") as alone:
-        if not alone:
+    with _lock_on_node(f"{image}.{settings.workload}") as is_alone:
+        if not is_alone:
             writer.point("image.replay", attributes={"bootseer.why": "another start does it"})
             return
         path = trace_names.local_path(settings.place, image, settings.workload)
@@ -79,42 +84,45 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
             go_idle()
         with _Job(pid) as job:
             job.watch()
-            trace = _known(image, settings, writer)
+            trace = _load_trace(image, settings, writer)
             job.left_s = LEFT_S
             replayed = _replay(settings, writer, job, trace)
-            if _worth_it(settings, trace, replayed):
+            if _is_to_record(settings, trace, replayed):
                 go_idle()
                 _record(_Start(settings, writer, job, cache_before), image, trace, replayed)
 
 
-def _keeper(settings: StartSettings) -> Keeper:
-    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+def _open_store(settings: StartSettings) -> FileTraceStore:
+    from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
     from bootseer.storage.options import StoreOptions
 
-    return Keeper(settings.place, StoreOptions(**(settings.options or {})))
+    return FileTraceStore.open(settings.place, StoreOptions(**(settings.options or {})))
 
 
 def _replay(
     settings: StartSettings, writer: NullWriter, job: _Job, trace: FileTrace | None
-) -> Replayed | None:
+) -> FileReplayResult | None:
     if trace is None:
         return None
     from bootseer.imageprefetch.filemode.replay import ReplaySettings, replay
 
-    about = ReplaySettings(
+    replay_settings = ReplaySettings(
         roots=settings.roots, share=settings.share, most_bytes=settings.most_bytes
     )
-    disk = rate_limit.DiskWatch()
-    done = replay(trace, about, stop=lambda asked: job.ended or disk.none_read(asked))
-    told = _told(done, trace)
+    disk = rate_limit.DiskWatch.begin()
+    result = replay(
+        trace, replay_settings, stop=lambda requested: job.ended or disk.none_read(requested)
+    )
+    attributes = _replay_attributes(result, trace)
     if disk.none:
-        told["bootseer.why"] = "the files are in memory, or on no disk: the rest is left to the job"
-    writer.point("image.replay", attributes=told)
-    return done
+        why = "the files are in memory, or on no disk: the rest is left to the job"
+        attributes["bootseer.why"] = why
+    writer.point("image.replay", attributes=attributes)
+    return result
 
 
 class _Start(NamedTuple):
-    """A start being recorded. `cache_before`: see `Following`."""
+    """A start that is recorded. `cache_before`: see `ProcessFollower`."""
 
     settings: StartSettings
     writer: NullWriter
@@ -122,63 +130,69 @@ class _Start(NamedTuple):
     cache_before: int | None
 
 
-def _record(start: _Start, image: str, trace: FileTrace | None, replayed: Replayed | None) -> None:
-    from bootseer.imageprefetch.filemode.process_follower import Following
+def _record(
+    start: _Start, image: str, trace: FileTrace | None, replayed: FileReplayResult | None
+) -> None:
+    from bootseer.imageprefetch.filemode.process_follower import ProcessFollower
 
-    about, job = start.settings, start.job
-    with Following(
-        about.roots,
-        about.workload,
+    settings, job = start.settings, start.job
+    with ProcessFollower(
+        settings.roots,
+        settings.workload,
         job.pid,
         helpers=(os.getpid(),),
         over=lambda: job.ended,
         cache_before=start.cache_before,
-    ) as following:
-        why = _wait(about, following, job, _watch(start.writer, about.began_ns))
+    ) as follower:
+        ended_by = _wait(settings, follower, job, _begin_watch(start.writer, settings.began_ns))
         ranges = replayed.ranges if replayed is not None else {}
-        got = following.finish(full=why in ("first step", "window"), replayed=ranges)
-    kept = trace
-    if got.files or kept is None:
-        with _keeper(about) as keeper:
-            kept = keeper.add(image, got)
-    start.writer.point("image.record", attributes=_recorded(following, got, kept, why))
+        new = follower.finish(full=ended_by in ("first step", "window"), replayed=ranges)
+    merged = trace
+    if new.files or merged is None:
+        with _open_store(settings) as store:
+            merged = store.add(image, new)
+    start.writer.point(
+        "image.record", attributes=_record_attributes(follower, new, merged, ended_by)
+    )
 
 
-def _watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
-    from bootseer.imageprefetch.record.start_recording import FirstStepWatch
+def _begin_watch(writer: NullWriter, began_ns: int) -> FirstStepWatch | None:
+    from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
     if not isinstance(writer, Writer):
         return None
-    return FirstStepWatch(os.path.dirname(writer.path), began_ns)
+    return FirstStepWatch.begin(os.path.dirname(writer.path), began_ns)
 
 
-def _worth_it(settings: StartSettings, trace: FileTrace | None, done: Replayed | None) -> bool:
-    """Whether this start is recorded, now that it is known how much the trace still says."""
+def _is_to_record(
+    settings: StartSettings, trace: FileTrace | None, replayed: FileReplayResult | None
+) -> bool:
+    """Whether this start is recorded, now that it is known how much of the trace still fits."""
     if settings.record == "never":
         return False
-    if settings.record == "always" or trace is None or done is None:
+    if settings.record == "always" or trace is None or replayed is None:
         return True
-    skipped = sum(done.skipped.values())
+    skipped = sum(replayed.skipped.values())
     if trace.recordings < ENOUGH_RECORDINGS:
         return True
-    return skipped > MOST_SKIPPED * (skipped + done.files)
+    return skipped > MOST_SKIPPED * (skipped + replayed.files)
 
 
 def _wait(
-    settings: StartSettings, following: Following, job: _Job, watch: FirstStepWatch | None
+    settings: StartSettings, follower: ProcessFollower, job: _Job, watch: FirstStepWatch | None
 ) -> str:
-    """Wait for the recording's end; returns what it was."""
+    """Wait for the recording's end; returns its reason."""
     until = time.monotonic() + settings.window_s
     while time.monotonic() < until:
         if watch is not None and watch.reached():
             return "first step"
         if job.wait(POLL_S):
             return "job"
-        following.sample()
+        follower.sample()
     return "window"
 
 
-def _known(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace | None:
+def _load_trace(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace | None:
     path = trace_names.local_path(settings.place, image, settings.workload)
     if path and not os.path.exists(path):
         return None
@@ -186,16 +200,16 @@ def _known(image: str, settings: StartSettings, writer: NullWriter) -> FileTrace
 
     try:
         if path:
-            return _in_file(path)
-        with _keeper(settings) as keeper:
-            return keeper.load(image, settings.workload)
+            return _read_trace(path)
+        with _open_store(settings) as store:
+            return store.load(image, settings.workload)
     except CorruptDataError as error:
         writer.point("image.replay", "fallback", {"bootseer.reason": str(error)})
         return None
 
 
-def _in_file(path: str) -> FileTrace:
-    """A directory's trace, without what opens every kind of store: the job reads already."""
+def _read_trace(path: str) -> FileTrace:
+    """Read a trace of a directory without importing the stores: the job reads already."""
     from bootseer.errors import from_os_error
     from bootseer.imageprefetch.filemode import file_trace as filetraces
 
@@ -208,39 +222,41 @@ def _in_file(path: str) -> FileTrace:
     return filetraces.parse(data, name=f"the trace {path}")
 
 
-def _told(done: Replayed, trace: FileTrace) -> dict[str, object]:
-    told: dict[str, object] = {
+def _replay_attributes(result: FileReplayResult, trace: FileTrace) -> dict[str, object]:
+    attributes: dict[str, object] = {
         "bootseer.image.mode": "files",
         "bootseer.image.workload": trace.workload,
-        "bootseer.bytes": done.size_bytes,
-        "bootseer.image.files": done.files,
-        "bootseer.duration_ms": round(done.duration_s * 1000),
+        "bootseer.bytes": result.size_bytes,
+        "bootseer.image.files": result.files,
+        "bootseer.duration_ms": round(result.duration_s * 1000),
     }
-    if done.skipped:
-        told["bootseer.image.skipped"] = dict(done.skipped)
-    return told
+    if result.skipped:
+        attributes["bootseer.image.skipped"] = dict(result.skipped)
+    return attributes
 
 
-def _recorded(following: Following, got: FileTrace, kept: FileTrace, why: str) -> dict[str, object]:
+def _record_attributes(
+    follower: ProcessFollower, new: FileTrace, merged: FileTrace, ended_by: str
+) -> dict[str, object]:
     return {
         "bootseer.image.mode": "files",
-        "bootseer.image.recorder": following.method,
-        "bootseer.why": following.why,
-        "bootseer.image.ended_by": why,
-        "bootseer.image.workload": got.workload,
-        "bootseer.image.full": bool(got.trace.starts),
-        "bootseer.image.files": len(got.files),
-        "bootseer.bytes": got.trace.touched_bytes(),
-        "bootseer.image.starts": kept.trace.starts,
+        "bootseer.image.recorder": follower.method,
+        "bootseer.why": follower.why,
+        "bootseer.image.ended_by": ended_by,
+        "bootseer.image.workload": new.workload,
+        "bootseer.image.full": bool(new.trace.starts),
+        "bootseer.image.files": len(new.files),
+        "bootseer.bytes": new.trace.touched_bytes(),
+        "bootseer.image.starts": merged.trace.starts,
     }
 
 
 @contextlib.contextmanager
-def _alone(name: str) -> Iterator[bool]:
-    """Whether this is the only process here that does it: the ranks of a node start together.
+def _lock_on_node(name: str) -> Iterator[bool]:
+    """Whether this is the only process of the node for that name: all ranks start at once.
 
-    The lock is an abstract socket's name, because a container may have no place to write to; the
-    kernel frees it with its process.
+    The lock is the name of an abstract socket, because a container may have no writable directory;
+    the kernel frees it with its process.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -255,7 +271,7 @@ def _alone(name: str) -> Iterator[bool]:
 
 
 class _Job:
-    """The process that is accompanied; `ended` turns true with its end. A context manager.
+    """The job's process; `ended` becomes true with its end. A context manager.
 
     After `watch` this process ends `left_s` after the job: a store that hangs must not keep it.
     """
@@ -263,17 +279,13 @@ class _Job:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.left_s = 0.0
-        try:
-            self._fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._fd = -1
-        except OSError:  # an old kernel or a sandbox
-            self._fd = -2
+        self._fd = -1
 
     def watch(self) -> None:
-        threading.Thread(target=self._leave, name="leave", daemon=True).start()
+        """Exit `left_s` after the job's end."""
+        threading.Thread(target=self._exit_later, name="leave", daemon=True).start()
 
-    def _leave(self) -> None:
+    def _exit_later(self) -> None:
         while not self.wait(1.0):
             pass
         time.sleep(self.left_s)
@@ -299,6 +311,12 @@ class _Job:
             self._fd = -1
 
     def __enter__(self) -> _Job:
+        try:
+            self._fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self._fd = -1
+        except OSError:  # an old kernel or a sandbox
+            self._fd = -2
         return self
 
     def __exit__(self, *_: object) -> None:

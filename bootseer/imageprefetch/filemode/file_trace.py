@@ -1,9 +1,9 @@
-"""Traces of files: which ranges of which files starts touched. Pure.
+"""File traces: which ranges of which files starts touched. Pure.
 
-A file trace is a list of files and a trace (`blocks.trace.trace_file`) of one virtual object: these
-files laid end to end, each from a page's beginning. The object's name is the digest of the list, so
-that merging and carrying over come from there. A file is the same as long as path, size and
-modification time are.
+A file trace is a list of files and a trace (`blocks.trace.trace_file`) of one virtual object, in
+which these files follow one another, each from the start of a page. The object's name is the digest
+of the list, so traces are merged and carried over as those of any object. A file is unchanged as
+long as path, size and modification time are.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class TracedFile(NamedTuple):
     mtime_ns: int
 
     def same(self, size_bytes: int, mtime_ns: int) -> bool:
-        """Whether a file that is there now holds the same bytes, as far as one can see.
+        """Whether a file of this size and time probably has the same bytes.
 
-        Some layers keep whole seconds only, so a time without a fraction equals any within it.
+        Some layers keep only whole seconds, so a time without a fraction equals any within it.
         """
         if size_bytes != self.size_bytes:
             return False
-        coarse = 0 in (mtime_ns % _SECOND_NS, self.mtime_ns % _SECOND_NS)
-        if coarse:
+        is_coarse = 0 in (mtime_ns % _SECOND_NS, self.mtime_ns % _SECOND_NS)
+        if is_coarse:
             return mtime_ns // _SECOND_NS == self.mtime_ns // _SECOND_NS
         return mtime_ns == self.mtime_ns
 
 
 class Touch(NamedTuple):
-    """Bytes `[offset, offset + length)` of a file, first touched that long after the start."""
+    """Bytes `[offset, offset + length)` of a file, first read so long after the start's begin."""
 
     path: str
     offset: int
@@ -76,8 +76,10 @@ class FileRange(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileTrace:
-    """What starts of one workload touched. `recordings` counts all merged into it, while
-    `trace.starts` counts the full ones alone."""
+    """What starts of one workload touched.
+
+    `recordings` counts all that were merged, `trace.starts` only the full ones.
+    """
 
     files: tuple[TracedFile, ...]
     trace: Trace
@@ -85,7 +87,7 @@ class FileTrace:
 
     @property
     def workload(self) -> str:
-        """The workload that it is of."""
+        """The workload of the starts."""
         return self.trace.workload
 
     def ranges(self, share: float = 0.0) -> list[FileRange]:
@@ -98,7 +100,7 @@ class FileTrace:
 
 
 def offsets(files: Sequence[TracedFile]) -> list[int]:
-    """Where each file begins in the virtual object, and behind the last one its size."""
+    """The offset of each file in the virtual object, and then the object's size."""
     out: list[int] = []
     at = 0
     for file in files:
@@ -110,7 +112,7 @@ def offsets(files: Sequence[TracedFile]) -> list[int]:
 def _split(
     extent: Touched, begins: Sequence[int], files: Sequence[TracedFile]
 ) -> Iterable[FileRange]:
-    """An extent may run over the border of two files."""
+    """The ranges of files in an extent, which may reach over several files."""
     at, end = extent.offset, extent.offset + extent.length
     number = bisect.bisect_right(begins, at) - 1
     while at < end and number < len(files):
@@ -121,29 +123,28 @@ def _split(
         at = begins[number] if number < len(files) else end
 
 
-def made(
+def trace_of_touches(
     files: Mapping[str, TracedFile], touches: Iterable[Touch], workload: str, *, full: bool
 ) -> FileTrace:
-    """The trace of one start. Touches of files that are not listed count for nothing."""
-    seen = [t for t in touches if t.path in files and t.length > 0]
-    names = sorted({touch.path for touch in seen})[:MAX_FILES]
+    """The trace of one start. Touches of files that are not listed are ignored."""
+    known = [touch for touch in touches if touch.path in files and touch.length > 0]
+    names = sorted({touch.path for touch in known})[:MAX_FILES]
     listed = tuple(files[name] for name in names)
     begins = offsets(listed)
-    place = dict(zip(names, begins, strict=False))
+    begin_of = dict(zip(names, begins, strict=False))
     name, size = object_name(listed), begins[-1]
     clock = _Clock()
     recorder = Recorder(name, size, workload, window_s=float("inf"), clock=clock)
-    for touch in sorted(seen, key=lambda t: t.first_touch_ms):
-        if touch.path in place:
+    for touch in sorted(known, key=lambda touch: touch.first_touch_ms):
+        if touch.path in begin_of:
             length = min(touch.length, files[touch.path].size_bytes - touch.offset)
             clock.now_s = touch.first_touch_ms / 1000
-            recorder.touch(place[touch.path] + touch.offset, length)
-    trace = recorder.trace(full=full)
-    return pruned(FileTrace(listed, trace))
+            recorder.touch(begin_of[touch.path] + touch.offset, length)
+    return prune(FileTrace(listed, recorder.trace(full=full)))
 
 
 class _Clock:
-    """Tells the recorder the time of a touch that happened earlier."""
+    """A recorder's clock that is set to the time of each touch."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -162,9 +163,9 @@ def _list_bytes(files: Sequence[TracedFile]) -> bytes:
 
 
 def merge(several: Sequence[FileTrace]) -> FileTrace:
-    """One trace of all; of a file that changed, what the later traces of the list say.
+    """One trace of all; for a file that changed, only the later traces count.
 
-    Raises UsageError for none, or for traces of different workloads.
+    Raises UsageError for no trace, or for traces of different workloads.
     """
     if not several:
         raise UsageError("there is no trace to merge")
@@ -174,7 +175,7 @@ def merge(several: Sequence[FileTrace]) -> FileTrace:
     for one in several:
         for file in one.files:
             known = newest.get(file.path)
-            # Keep one spelling of the time for a file that did not change.
+            # An unchanged file keeps its first time, which may be finer or coarser.
             if known is None or not known.same(file.size_bytes, file.mtime_ns):
                 newest[file.path] = file
     files = tuple(newest[path] for path in sorted(newest))[:MAX_FILES]
@@ -183,25 +184,25 @@ def merge(several: Sequence[FileTrace]) -> FileTrace:
     new = {f.path: (f, at) for f, at in zip(files, begins, strict=False)}
     carried = [traces.carry_over(o.trace, _moves(o.files, new), name, size) for o in several]
     recordings = min(sum(one.recordings for one in several), MAX_RECORDINGS)
-    return pruned(FileTrace(files, traces.merge(carried), recordings))
+    return prune(FileTrace(files, traces.merge(carried), recordings))
 
 
 def _moves(
     old: Sequence[TracedFile], new: Mapping[str, tuple[TracedFile, int]]
 ) -> list[traces.Move]:
-    was: dict[str, FilePlace] = {}
-    now: dict[str, FilePlace] = {}
-    for file, at in zip(old, offsets(old), strict=False):
-        found = new.get(file.path)
-        if found is not None and found[0].same(file.size_bytes, file.mtime_ns):
+    old_places: dict[str, FilePlace] = {}
+    new_places: dict[str, FilePlace] = {}
+    for file, old_offset in zip(old, offsets(old), strict=False):
+        new_file, new_offset = new.get(file.path, (None, 0))
+        if new_file is not None and new_file.same(file.size_bytes, file.mtime_ns):
             length = -(-file.size_bytes // PAGE_BYTES) * PAGE_BYTES
-            was[file.path] = FilePlace(file.path, (Extent(at, length),))
-            now[file.path] = FilePlace(file.path, (Extent(found[1], length),))
-    return traces.moves(was, now)
+            old_places[file.path] = FilePlace(file.path, (Extent(old_offset, length),))
+            new_places[file.path] = FilePlace(file.path, (Extent(new_offset, length),))
+    return traces.moves(old_places, new_places)
 
 
-def pruned(one: FileTrace, share: float = 0.0) -> FileTrace:
-    """Only the files of which something is left, and what reached that share."""
+def prune(one: FileTrace, share: float = 0.0) -> FileTrace:
+    """The trace without extents of a smaller share, and without files that have none."""
     hot = one.trace.hot(share)
     begins = offsets(one.files)
     kept_numbers = sorted({r.file for e in hot.extents for r in _split(e, begins[:-1], one.files)})
@@ -215,7 +216,7 @@ def pruned(one: FileTrace, share: float = 0.0) -> FileTrace:
 
 
 def serialise(one: FileTrace) -> bytes:
-    """The trace as a file's bytes."""
+    """The trace in its file format."""
     document = {"version": VERSION, "recordings": one.recordings, "files": one.files}
     text = json.dumps(document, separators=(",", ":")).encode("ascii")
     listed = zstandard.ZstdCompressor(level=9, write_checksum=True).compress(text)
@@ -223,7 +224,7 @@ def serialise(one: FileTrace) -> bytes:
 
 
 def parse(data: bytes, *, name: str = "the trace") -> FileTrace:
-    """Read a trace's bytes. Raises CorruptDataError for whatever is not a plausible one."""
+    """Read a trace's file format. Raises CorruptDataError for anything implausible."""
     head = len(MAGIC) + _LENGTH.size
     if len(data) > MAX_BYTES or data[: len(MAGIC)] != MAGIC or len(data) < head:
         raise CorruptDataError(f"{name} is no trace of files that is known here")

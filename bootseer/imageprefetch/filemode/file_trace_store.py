@@ -1,8 +1,7 @@
-"""Where traces of files are kept: a directory or any store, one object an image and workload.
+"""File traces in a directory or any store, one object for each image and workload.
 
-The name is `files/<image>/<workload>.files`. Starts merge what they saw into it. In a directory a
-lock keeps them apart; in another store the one that writes last wins, and a start's trace may be
-lost, never damaged.
+Its name is `files/<image>/<workload>.files`. Each start merges its own trace. A lock orders them in
+a directory; in another store the last writer wins, and a start's trace may be lost, never damaged.
 """
 
 from __future__ import annotations
@@ -11,36 +10,36 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
-from bootseer.imageprefetch.filemode.trace_names import check_image, image_here, object_name
+from bootseer.imageprefetch.filemode.trace_names import object_name
 from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
 from bootseer.system import file_lock
 
-__all__ = ["Keeper", "check_image", "image_here"]
 
+class FileTraceStore(Closing):
+    """The file traces in a store; a context manager. Errors are the store's."""
 
-class Keeper:
-    """Traces in one place; a context manager. Errors are the store's (see `storage.store`)."""
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
-    def __init__(self, place: str, options: StoreOptions | None = None) -> None:
-        self._store: Store = open_store(place, options)
+    @classmethod
+    def open(cls, place: str, options: StoreOptions | None = None) -> FileTraceStore:
+        """Open the traces in a directory or in the store at a URL."""
+        return cls(open_store(place, options))
 
     @property
     def url(self) -> str:
-        """The place, without credentials; safe to print."""
+        """The store's URL without credentials; safe to print."""
         return self._store.url
-
-    def name(self, image: str, workload: str) -> str:
-        """The object that holds a workload's trace."""
-        return object_name(image, workload)
 
     def load(self, image: str, workload: str = "") -> FileTrace | None:
         """A workload's merged trace; None when there is none. CorruptDataError: it is damaged."""
-        name = self.name(image, workload)
+        name = object_name(image, workload)
         try:
             data = self._store.read(name, limit_bytes=filetraces.MAX_BYTES)
         except NotFoundError:
@@ -48,13 +47,13 @@ class Keeper:
         return filetraces.parse(data, name=f"the trace {name} in {self.url}")
 
     def add(self, image: str, trace: FileTrace) -> FileTrace:
-        """Merge a trace in and return what is kept now. One that is damaged is replaced."""
-        name = self.name(image, trace.workload)
+        """Merge a trace in and return the merged one; a damaged one is replaced."""
+        name = object_name(image, trace.workload)
         with self._locked(name):
             try:
                 kept = self.load(image, trace.workload)
             except CorruptDataError:
-                kept = None  # it must not end recording for ever
+                kept = None  # it must not prevent recording for ever
             merged = filetraces.merge([kept, trace]) if kept else trace
             self._store.replace(name, filetraces.serialise(merged))
         return merged
@@ -74,11 +73,5 @@ class Keeper:
             yield
 
     def close(self) -> None:
-        """Twice is safe."""
+        """Close the store; twice is safe."""
         self._store.close()
-
-    def __enter__(self) -> Keeper:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Hearing which files are opened, in which order, by inotify(7): no privilege needed."""
+"""Which files are opened, and in which order, by inotify(7): no privilege needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from bootseer.imageprefetch.filemode.threads import start_deaf
+from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.system.libc import last_error, libc
 from bootseer.system.readiness import readable
 
@@ -19,11 +19,11 @@ _IN_ONLYDIR, _IN_DONT_FOLLOW = 0x01000000, 0x02000000
 _READ_BYTES = 1 << 20
 
 
-class Opens:
+class OpenWatcher:
     """Notes the first opening of each file in the directories added; a context manager.
 
-    `first_s` maps a path to the clock's time. `complete` turns false when the kernel's limits were
-    met: then something may have been missed.
+    `first_s` maps a path to the clock's time. `complete` becomes false at the kernel's limits: then
+    some openings may be missing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,17 +31,22 @@ class Opens:
         self.first_s: dict[str, float] = {}
         self.complete = True
         self._folders: dict[int, str] = {}
+        self._fd = self._end_read = self._end_write = -1
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> OpenWatcher:
+        """Begin to watch; `add` directories then."""
         self._fd = libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._end_read, self._end_write = os.pipe2(os.O_CLOEXEC)
-        self._thread: threading.Thread | None = None
         if self._fd < 0:
             self.complete = False
         else:
             self._thread = threading.Thread(target=self._run, name="opens", daemon=True)
-            start_deaf(self._thread)
+            start_without_signals(self._thread)
+        return self
 
     def add(self, folder: str) -> None:
-        """Listen to a directory's own files from now on."""
+        """Watch a directory's own files from now on."""
         if self._fd < 0 or not self.complete:
             return
         mask = _IN_OPEN | _IN_ONLYDIR | _IN_DONT_FOLLOW
@@ -55,11 +60,11 @@ class Opens:
         while True:
             ready = readable(self._fd, self._end_read)
             if self._fd in ready:
-                self._take(os.read(self._fd, _READ_BYTES))
+                self._note(os.read(self._fd, _READ_BYTES))
             elif ready:
                 return
 
-    def _take(self, data: bytes) -> None:
+    def _note(self, data: bytes) -> None:
         now_s = self._clock()
         at = 0
         while at < len(data):
@@ -74,7 +79,7 @@ class Opens:
                 self.first_s.setdefault(path, now_s)
 
     def close(self) -> None:
-        """Hear what has happened up to now, then listen no more; twice is safe."""
+        """Note what has happened up to now, and stop; twice is safe."""
         if self._thread is not None:
             os.write(self._end_write, b".")
             self._thread.join()
@@ -84,8 +89,8 @@ class Opens:
                 os.close(fd)
         self._fd = self._end_read = self._end_write = -1
 
-    def __enter__(self) -> Opens:
-        return self
+    def __enter__(self) -> OpenWatcher:
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()

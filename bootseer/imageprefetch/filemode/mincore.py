@@ -1,8 +1,8 @@
-"""Asking the kernel which pages of a file its page cache holds, by mincore(2).
+"""Which pages of a file are in the page cache, by mincore(2).
 
-cachestat(2) would need no mapping, but of a file on overlayfs, which most containers have, it
-looks at the wrong cache and answers that nothing is there; mincore sees the real one. The kernel
-tells only who owns a file, or may write to it; to anybody else mincore claims that all is there.
+cachestat(2) would need no mapping, but for a file on overlayfs, which most containers have, it
+looks at the wrong cache and reports nothing; mincore sees the real one. The kernel answers only
+processes that own a file, or may write to it; for others mincore reports every page.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STEP_BYTES = 1 << 30
 _ODD = bytes(value & 1 for value in range(256))
 
 
-class Asker:
-    """Asks about files; knows of which ones this process is told the truth. `owns_all`: of all."""
+class ResidencyProbe:
+    """Probes files for which the kernel answers this process; `owns_all`: for all of them."""
 
     def __init__(self) -> None:
         calls = map(libc().__getitem__, ("mmap", "munmap", "mincore"))
@@ -44,8 +44,8 @@ class Asker:
         self.owns_all = has_capability(CAP_FOWNER)
         self._supported = mmap.PAGESIZE == PAGE_BYTES
 
-    def may_ask(self, status: os.stat_result, path: str) -> bool:
-        """Whether the kernel tells us the truth about this file."""
+    def may_probe(self, status: os.stat_result, path: str) -> bool:
+        """Whether the kernel tells this process the truth about a file."""
         if not self._supported:
             return False
         if self.owns_all or status.st_uid == self._uid:
@@ -56,9 +56,9 @@ class Asker:
             return False
 
     def resident(self, fd: int, size_bytes: int) -> list[Extent]:
-        """The pages of an open file that are in the page cache, as a set of whole pages.
+        """The pages of an open file that are in the page cache; the last one counts whole.
 
-        The last page counts whole. Raises OSError where the file cannot be mapped.
+        Raises OSError where the file cannot be mapped.
         """
         out: list[Extent] = []
         for at in range(0, size_bytes, _STEP_BYTES):
@@ -85,7 +85,7 @@ class Asker:
 
 
 def page_runs(marks: bytes, offset: int) -> list[Extent]:
-    """Extents of the pages marked 1 among 0, the first of which lies at `offset`."""
+    """The extents of pages marked 1 instead of 0; the first mark is of the page at `offset`."""
     out = []
     at = marks.find(1)
     while at >= 0:
@@ -96,10 +96,10 @@ def page_runs(marks: bytes, offset: int) -> list[Extent]:
     return out
 
 
-class Seen(NamedTuple):
-    """A file at one moment: who it is, and which of its pages are in memory.
+class FileState(NamedTuple):
+    """A file at one moment: its identity, and which of its pages are in memory.
 
-    `pages` is None where the kernel does not tell us."""
+    `pages` is None where the kernel does not tell this process."""
 
     path: str
     device: int
@@ -109,10 +109,10 @@ class Seen(NamedTuple):
     pages: tuple[Extent, ...] | None
 
 
-def look(asker: Asker, path: str, *, evict: bool = False) -> Seen | None:
-    """Look at one regular file; None where it is none, is empty, or cannot be opened.
+def probe_file(probe: ResidencyProbe, path: str, *, evict: bool = False) -> FileState | None:
+    """The state of a regular file; None for any other, an empty, or an unreadable one.
 
-    With `evict` the kernel is first asked to forget its pages; it keeps those in use.
+    With `evict` the kernel is first asked to drop its pages; it keeps those in use.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,11 +125,11 @@ def look(asker: Asker, path: str, *, evict: bool = False) -> Seen | None:
         if evict:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         pages = None
-        if asker.may_ask(status, path):
+        if probe.may_probe(status, path):
             try:
-                pages = tuple(asker.resident(fd, status.st_size))
+                pages = tuple(probe.resident(fd, status.st_size))
             except OSError:
                 pages = None
     finally:
         os.close(fd)
-    return Seen(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, pages)
+    return FileState(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, pages)

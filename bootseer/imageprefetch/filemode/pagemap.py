@@ -1,7 +1,7 @@
-"""Which pages of which files a tree of processes has mapped and touched, by /proc/PID/pagemap.
+"""Which pages of mapped files a tree of processes has touched, by /proc/PID/pagemap.
 
-For files that belong to somebody else, of which the kernel tells nothing otherwise: one's own
-processes' page tables can always be looked at.
+This works for files of other owners, of which mincore(2) reveals nothing: the page tables of one's
+own processes can always be read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ENTRY_BYTES = 8
 # In the last byte of an entry: bit 7 present, bit 6 swapped out.
 _TOUCHED = bytes(1 if value & 0xC0 else 0 for value in range(256))
 MAX_PROCESSES = 256
-MAX_PAGES = 1 << 20  # of one mapping: a data set of terabytes is nothing to read ahead
+MAX_PAGES = 1 << 20  # of one mapping: a data set of terabytes is not read ahead
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, as far as their parents still live."""
+def process_tree(pid: int) -> list[int]:
+    """A process and its descendants, as far as their parents still live."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -31,15 +31,15 @@ def tree(pid: int) -> list[int]:
     out: list[int] = []
     waiting = [pid]
     while waiting and len(out) < MAX_PROCESSES:
-        one = waiting.pop()
-        out.append(one)
-        waiting += children.get(one, [])
+        next_pid = waiting.pop()
+        out.append(next_pid)
+        waiting += children.get(next_pid, [])
     return out
 
 
 def _parent(name: str) -> int | None:
     try:
-        # Not `stat`, which the kernel keeps back while the process is in execve(2).
+        # Not `stat`, on which the kernel blocks while the process is in execve(2).
         with open(f"/proc/{name}/status", "rb", buffering=0) as file:
             return int(file.read(4096).partition(b"\nPPid:")[2].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
@@ -47,7 +47,7 @@ def _parent(name: str) -> int | None:
 
 
 def read_bytes(pids: Iterable[int]) -> int:
-    """What these processes, and those they waited for, made block devices read."""
+    """The bytes that block devices read for these processes and those that they waited for."""
     total = 0
     for pid in pids:
         try:
@@ -55,12 +55,12 @@ def read_bytes(pids: Iterable[int]) -> int:
                 if line.startswith(b"read_bytes:"):
                     total += int(line.split()[1])
         except (OSError, ValueError):
-            continue  # ended meanwhile, or not ours to look at
+            continue  # it has ended, or its figures are not ours to read
     return total
 
 
-class Mapped:
-    """Collects, look by look, what processes touched of the files that they map."""
+class MappedPages:
+    """Collects, sample by sample, the touched pages of files that processes map."""
 
     def __init__(self) -> None:
         self.first_s: dict[str, float] = {}
@@ -68,7 +68,7 @@ class Mapped:
         self._hanging: set[int] = set()
 
     def look(self, pids: Iterable[int], now_s: float) -> None:
-        """Take in what these processes have in their page tables now."""
+        """Add what these processes have in their page tables now."""
         for pid in pids:
             if pid in self._hanging:
                 continue
@@ -79,15 +79,15 @@ class Mapped:
             except TimeoutError:
                 self._hanging.add(pid)
             except OSError:
-                continue  # ended meanwhile, or not ours to look at
+                continue  # it has ended, or its tables are not ours to read
 
     def pages(self) -> Mapping[str, list[Extent]]:
-        """Path to touched pages; the last one of a file may reach beyond its end."""
+        """The touched pages of each path; the last one of a file may reach beyond its end."""
         return self._pages
 
 
 def _touched_pages(pid: int) -> list[tuple[str, list[Extent]]]:
-    """Of each mapping of a process, its file and the pages that are in its page table."""
+    """The file of each mapping of a process, and the pages that are in its page table."""
     out = []
     with open(f"/proc/{pid}/maps", "rb") as file:
         maps = file.read()
@@ -106,15 +106,17 @@ def _touched_pages(pid: int) -> list[tuple[str, list[Extent]]]:
 
 
 def mapping_order(pids: Iterable[int]) -> dict[str, int]:
-    """Path to rank, for the files that these processes have mapped now: about the order in which
-    they were, as the kernel puts each mapping below the one before."""
+    """The rank of each file that processes map, in about the order in which they mapped them.
+
+    The kernel places each mapping below the previous one.
+    """
     out: dict[str, int] = {}
     for pid in pids:
         try:
-            found = sorted(file_maps(read_proc(f"/proc/{pid}/maps")), key=lambda one: -one[2])
+            mappings = sorted(file_maps(read_proc(f"/proc/{pid}/maps")), key=lambda one: -one[2])
         except OSError:
-            continue  # ended meanwhile, or not ours to look at
-        for path, *_ in found:
+            continue  # it has ended, or its mappings are not ours to read
+        for path, *_ in mappings:
             out.setdefault(path, len(out))
     return out
 

@@ -1,4 +1,4 @@
-"""Working so little at a time that a job that starts beside us does not notice."""
+"""Working without slowing down a job that starts meanwhile: lowest priority, and pauses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 
 SLICE_S = 0.01
 DISK_GRACE_S, DISK_LEAST_BYTES = 0.1, 256 << 10
-BESIDE = 0.04
-"""Of the time that a start has taken, what may be worked beside it before it is over."""
-# The container's own; the machine's root group has no such file, or `release_agent` beside it.
+SHARE_OF_START = 0.04
+"""The part of a start's time so far that may be worked before the start is over."""
+# The container's own; the machine's root group has no such file, or one named `release_agent`.
 _STATS = (("/sys/fs/cgroup", b"file "), ("/sys/fs/cgroup/memory", b"total_cache "))
 
 
 def cache_bytes() -> int | None:
-    """What our control group holds of files in memory; None where that cannot be told apart from
-    what the whole machine holds."""
+    """The page cache of our control group; None where only the whole machine's is known."""
     for folder, key in _STATS:
         if os.path.exists(f"{folder}/release_agent") or not _exists_any(folder):
             continue
@@ -37,31 +36,37 @@ def _exists_any(folder: str) -> bool:
 
 
 class DiskWatch:
-    """Tells whether what this process has had read ahead comes from a disk of this machine.
+    """Whether what this process reads ahead comes from a disk of this machine.
 
-    A lazily loading file system unpacks what is asked for on the processors that the job starts
-    on: there, reading ahead what is not needed at once makes the start slower.
+    A lazily loading file system unpacks what is read on the processors on which the job starts:
+    there, reading ahead what is not needed at once slows the start down. `before_bytes` is what
+    this process has read from disks so far, None where that is unknown.
     """
 
-    def __init__(self, *, grace_s: float = DISK_GRACE_S) -> None:
-        self._grace_s, self._until_s = grace_s, 0.0
-        self._before, self._seen = _own_read_bytes(), False
+    def __init__(self, before_bytes: int | None, *, grace_s: float = DISK_GRACE_S) -> None:
+        self._before_bytes, self._grace_s, self._until_s = before_bytes, grace_s, 0.0
+        self._is_disk_read = False
         self.none = False
 
-    def none_read(self, asked_bytes: int) -> bool:
-        """Whether next to nothing was read from disks in the time that was given.
+    @classmethod
+    def begin(cls, *, grace_s: float = DISK_GRACE_S) -> DiskWatch:
+        """Watch what is read from now on."""
+        return cls(_own_read_bytes(), grace_s=grace_s)
 
-        It begins with the first call that tells of something asked for.
+    def none_read(self, requested_bytes: int) -> bool:
+        """Whether next to nothing was read from disks within `grace_s`.
+
+        That begins with the first call with `requested_bytes`.
         """
-        if self._seen or self._before is None or not asked_bytes:
+        if self._is_disk_read or self._before_bytes is None or not requested_bytes:
             return False
         if not self._until_s:
             self._until_s = time.monotonic() + self._grace_s
         if time.monotonic() < self._until_s:
             return False
         now = _own_read_bytes()
-        self._seen = now is None or now - self._before >= DISK_LEAST_BYTES
-        self.none = not self._seen
+        self._is_disk_read = now is None or now - self._before_bytes >= DISK_LEAST_BYTES
+        self.none = not self._is_disk_read
         return self.none
 
 
@@ -74,7 +79,7 @@ def _own_read_bytes() -> int | None:
 
 
 class Pace:
-    """Rests as long as it has worked, a little at a time, until `over` answers true."""
+    """Sleeps as long as it has worked, in short intervals, until `over` answers true."""
 
     def __init__(self, over: Callable[[], bool]) -> None:
         self._over = over
@@ -89,17 +94,17 @@ class Pace:
             self._since_s = time.monotonic()
 
 
-class Paced:
-    """Work in small steps, no more of it than `BESIDE` of the time that has gone by."""
+class LimitedWork:
+    """Work in small steps, for no more than `SHARE_OF_START` of the time that has passed."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self._steps = steps
         self._worked_s = 0.0
 
-    def go_on(self, gone_by_s: float) -> None:
-        """Do what may be done by now."""
+    def go_on(self, passed_s: float) -> None:
+        """Do as many steps as are allowed by now."""
         begun_s = time.monotonic()
-        budget_s = BESIDE * gone_by_s - self._worked_s
+        budget_s = SHARE_OF_START * passed_s - self._worked_s
         while time.monotonic() - begun_s < budget_s and next(self._steps, self) is None:
             pass
         self._worked_s += time.monotonic() - begun_s

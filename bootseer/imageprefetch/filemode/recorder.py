@@ -1,79 +1,92 @@
-"""Recording which ranges of files a start touches, by the best means that this process has.
+"""Recording which ranges of files a command's start touches, by the best method available.
 
-- *tracefs*: the kernel tells each page as it enters the page cache: exact, in order; needs root.
-- *residency*: which pages are in memory afterwards that were not before; files in the order in
-  which they were opened. For files that one owns or may write to.
-- *opens*: of other people's files only openings are heard; small ones count whole, of large ones
-  what the processes have mapped and touched.
+- *tracefs*: the kernel reports each page that enters the page cache: exact and in order, needs
+  root.
+- *residency*: the pages that are in memory afterwards and were not before, the files in the order
+  in which they were opened. For files that one owns or may write to.
+- *opens*: only the opening of files is seen, for files of other owners: small files count whole,
+  of large ones the pages that processes have mapped and touched.
 
-All three see what was not in memory yet, and the kernel's own read-ahead with it. Here the files
-are looked at before the start; `following` is for one that runs already.
+All three see what was not in memory yet, and the kernel's own read-ahead as well. The files are
+examined before the start; `process_follower` is for a start that runs already.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import Literal
 
 from bootseer.blocks.extents import Extent, covered_bytes, subtract
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import file_trace as filetraces
-from bootseer.imageprefetch.filemode import roots as places
 from bootseer.imageprefetch.filemode import touches
 from bootseer.imageprefetch.filemode.file_trace import FileTrace, Touch, TracedFile
-from bootseer.imageprefetch.filemode.inotify import Opens
-from bootseer.imageprefetch.filemode.mincore import Asker, Seen, look
-from bootseer.imageprefetch.filemode.pagemap import Mapped, tree
+from bootseer.imageprefetch.filemode.inotify import OpenWatcher
+from bootseer.imageprefetch.filemode.mincore import FileState, ResidencyProbe, probe_file
+from bootseer.imageprefetch.filemode.pagemap import MappedPages, process_tree
+from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, folders, resolve_roots
+from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.imageprefetch.filemode.tracefs import Tracer
+from bootseer.imageprefetch.record.first_step import FirstStepWatch
 
 Method = Literal["auto", "tracefs", "residency", "opens"]
 WINDOW_S = 120.0
 MAX_FOLDERS = 1 << 17
-MAX_LOOKED_AT = 1 << 19
+MAX_FILES = 1 << 19
+POLL_S = 0.1
+SAMPLE_EVERY = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSettings:
-    """`roots` are the directories looked at, each without what is mounted below it."""
+class FileRecordSettings:
+    """`roots` are the directories to record, each without what is mounted below it."""
 
-    roots: tuple[str, ...] = places.DEFAULT_ROOTS
+    roots: tuple[str, ...] = DEFAULT_ROOTS
     workload: str = ""
     method: Method = "auto"
 
 
 class Recording:
-    """One start being recorded; a context manager.
+    """The recording of one start; a context manager.
 
-    `survey` looks at the files before the start, `begin` sets the clock, `sample` may be called now
-    and then, `finish` makes the trace. `method` and `why` say what was chosen. `pid` is a process
-    of whose descendants alone the touches count, where the means can tell them apart. Raises
-    NotSupportedError when the method asked for is not to be had.
+    `survey` examines the files before the start, `begin` sets the clock, `sample` may be called now
+    and then, `finish` makes the trace. `method` and `why` say which method was chosen, and why.
+    Where the method can tell processes apart, only touches by descendants of `pid` count. `start`
+    raises NotSupportedError when the required method is not available.
     """
 
-    def __init__(self, settings: RecordSettings, pid: int | None = None) -> None:
+    def __init__(self, settings: FileRecordSettings, pid: int | None = None) -> None:
         self._settings = settings
-        self._roots = places.resolved(settings.roots)
-        self._asker = Asker()
-        self._before: list[Seen] = []
-        self._pid, self._mapped = pid, Mapped()
-        self._after: dict[str, Seen] | None = None
+        self._probe = ResidencyProbe()
+        self._before: list[FileState] = []
+        self._pid, self._mapped = pid, MappedPages()
+        self._after: dict[str, FileState] | None = None
         self._begun_s, self._begun_wall_ns = time.monotonic(), time.time_ns()
         self.cold = False
         self._tracer: Tracer | None = None
+        self._opens = OpenWatcher()
+        self.method: str = settings.method
         self.why = "asked for"
-        if settings.method in ("auto", "tracefs"):
-            self._try_tracefs(pid)
-        self._opens = Opens()
-        self.method: str = "tracefs" if self._tracer else settings.method
-        if self.method == "auto":
-            self.method = "residency"
 
-    def _try_tracefs(self, pid: int | None) -> None:
+    def start(self) -> Recording:
+        """Choose the method, and begin to watch."""
+        if self._settings.method in ("auto", "tracefs"):
+            self._try_tracefs()
+        self._opens.start()
+        if self._tracer is not None:
+            self.method = "tracefs"
+        elif self.method == "auto":
+            self.method = "residency"
+        return self
+
+    def _try_tracefs(self) -> None:
         try:
-            self._tracer = Tracer(pid)
+            self._tracer = Tracer(self._pid).start()
             if self._settings.method == "auto":
                 self.why = "the kernel's tracing is open to this process"
         except NotSupportedError as error:
@@ -82,126 +95,187 @@ class Recording:
             self.why = str(error)
 
     def survey(self, *, evict: bool = False) -> None:
-        """Look at every file, and listen to every directory.
+        """Examine every file, and watch every directory.
 
-        `evict`: take the files out of memory first, as far as nobody uses them.
+        `evict`: first drop the files from memory, as far as they are not in use.
         """
-        for count, (folder, entries) in enumerate(places.folders(self._roots)):
+        for count, (folder, entries) in enumerate(folders(resolve_roots(self._settings.roots))):
             for entry in entries:
-                seen = self._look(entry, evict)
-                if seen is not None:
-                    self._before.append(seen)
-            # Now, lest our own looking is heard.
+                state = self._examine(entry, evict)
+                if state is not None:
+                    self._before.append(state)
+            # Only now, so that our own opening of the files is not noted.
             self._opens.add(folder)
-            if count >= MAX_FOLDERS or len(self._before) >= MAX_LOOKED_AT:
+            if count >= MAX_FOLDERS or len(self._before) >= MAX_FILES:
                 break
 
-    def _look(self, entry: os.DirEntry[str], evict: bool) -> Seen | None:
+    def _examine(self, entry: os.DirEntry[str], evict: bool) -> FileState | None:
         if self.method != "opens":
-            return look(self._asker, entry.path, evict=evict)
+            return probe_file(self._probe, entry.path, evict=evict)
         if evict:
-            look(self._asker, entry.path, evict=True)
+            probe_file(self._probe, entry.path, evict=True)
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             return None
-        about = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        return Seen(entry.path, *about, None) if status.st_size else None
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return FileState(entry.path, *identity, None) if status.st_size else None
 
     def begin(self) -> None:
         """The start begins now."""
         self._begun_s, self._begun_wall_ns = time.monotonic(), time.time_ns()
 
     def sample(self, pid: int | None = None) -> None:
-        """Look at what the processes below `pid` have mapped; needed for other people's files."""
+        """Note what the processes below `pid` have mapped; needed for files of other owners."""
         if self.method != "tracefs":
             pid = self._pid if pid is None else pid
-            self._mapped.look(tree(pid) if pid else [], time.monotonic())
+            self._mapped.look(process_tree(pid) if pid else [], time.monotonic())
 
     def finish(self, *, full: bool) -> FileTrace:
         """The trace of this start.
 
-        `full`: the start came to its end, its first step say, so that what it did not touch says
-        something too; it is believed of a cold one alone.
+        `full`: the start reached its end, its first step say, so that what it did not touch counts
+        as well; only a cold start counts as full.
         """
         self.settle()
-        files = {seen.path: seen for seen in self._before if self._is_old(seen)}
+        files = {state.path: state for state in self._before if self._is_old(state)}
         if self._tracer is not None:
-            found = list(touches.traced(files.values(), self._tracer.heard(), self._begun_s))
-            self.cold = not self._tracer.lost and _is_cold(_there(files.values()), _sum(found))
+            touched = list(
+                touches.from_events(files.values(), self._tracer.events(), self._begun_s)
+            )
+            resident_bytes = _resident_bytes(files.values())
+            self.cold = not self._tracer.lost and _is_cold(resident_bytes, _total_bytes(touched))
         else:
-            found = list(self._touched(files.values()))
+            touched = list(self._find_touches(files.values()))
         listed = {
             path: TracedFile(path, files[path].size_bytes, files[path].mtime_ns)
-            for path in {touch.path for touch in found}
+            for path in {touch.path for touch in touched}
         }
-        return filetraces.made(listed, found, self._settings.workload, full=full and self.cold)
+        workload = self._settings.workload
+        return filetraces.trace_of_touches(listed, touched, workload, full=full and self.cold)
 
     def settle(self) -> None:
-        """What is touched from now on is no part of the start any more; twice is safe."""
+        """End the start: what is touched from now on does not count. Twice is safe."""
         self.close()
         if self._after is None:
-            looks = self._tracer is None
-            again = (seen for seen in self._before if looks and seen.pages is not None)
-            found = (look(self._asker, seen.path) for seen in again)
-            self._after = {seen.path: seen for seen in found if seen is not None}
+            self._after = {}
+            for before in self._before if self._tracer is None else ():
+                if before.pages is not None:
+                    state = probe_file(self._probe, before.path)
+                    if state is not None:
+                        self._after[state.path] = state
 
     def close(self) -> None:
-        """Listen no more; twice is safe."""
+        """Stop watching; twice is safe."""
         self._opens.close()
         if self._tracer is not None:
             self._tracer.close()
 
     def __enter__(self) -> Recording:
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _is_old(self, seen: Seen) -> bool:
-        """Files made by the start itself are none that the next one could read ahead."""
-        return seen.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(seen.path)
+    def _is_old(self, state: FileState) -> bool:
+        """Whether a file was not made by the start itself: only then the next start can use it."""
+        return state.mtime_ns < self._begun_wall_ns and filetraces.is_plain_path(state.path)
 
-    def _touched(self, files: Iterable[Seen]) -> Iterator[Touch]:
-        new: list[tuple[Seen, list[Extent]]] = []
-        unknown = there = came = 0
-        heard, mapped = self._opens.first_s, self._mapped.pages()
-        for seen in files:
-            if seen.pages is None:
-                pages = touches.opened(seen, heard, mapped)
+    def _find_touches(self, files: Iterable[FileState]) -> Iterator[Touch]:
+        added: list[tuple[FileState, list[Extent]]] = []
+        unknown = before_bytes = added_bytes = 0
+        opened_s, mapped = self._opens.first_s, self._mapped.pages()
+        for before in files:
+            if before.pages is None:
+                pages = touches.pages_of_opened(before, opened_s, mapped)
                 unknown += bool(pages)
-                new.append((seen, pages))
+                added.append((before, pages))
                 continue
-            now = (self._after or {}).get(seen.path)
-            if now is None or now.pages is None or not _same(seen, now):
+            after = (self._after or {}).get(before.path)
+            if after is None or after.pages is None or not _is_same(before, after):
                 continue
-            new.append((seen, subtract(now.pages, seen.pages)))
-            there += covered_bytes(seen.pages)
-            came += covered_bytes(new[-1][1])
-        self.cold = not unknown and _is_cold(there, came)
-        for seen, pages in new:
-            at_s = heard.get(seen.path, self._begun_s)
+            pages = subtract(after.pages, before.pages)
+            added.append((before, pages))
+            before_bytes += covered_bytes(before.pages)
+            added_bytes += covered_bytes(pages)
+        self.cold = not unknown and _is_cold(before_bytes, added_bytes)
+        for state, pages in added:
+            at_ms = touches.ms(opened_s.get(state.path, self._begun_s) - self._begun_s)
             for page in pages:
-                yield Touch(seen.path, page.offset, page.length, touches.ms(at_s - self._begun_s))
+                yield Touch(state.path, page.offset, page.length, at_ms)
 
 
-def _is_cold(there_bytes: int, came_bytes: int) -> bool:
-    """Whether much more came in than had been there: else what is missing may just be warm."""
-    return came_bytes > 2 * there_bytes
+def _is_cold(before_bytes: int, added_bytes: int) -> bool:
+    """Whether the start read much more than was in memory: otherwise it may have been warm."""
+    return added_bytes > 2 * before_bytes
 
 
-def _there(files: Iterable[Seen]) -> int:
-    return sum(covered_bytes(seen.pages or ()) for seen in files)
+def _resident_bytes(files: Iterable[FileState]) -> int:
+    return sum(covered_bytes(state.pages or ()) for state in files)
 
 
-def _sum(several: Iterable[Touch]) -> int:
+def _total_bytes(several: Iterable[Touch]) -> int:
     return sum(touch.length for touch in several)
 
 
-def _same(one: Seen, other: Seen) -> bool:
-    return (one.device, one.inode, one.size_bytes, one.mtime_ns) == (
-        other.device,
-        other.inode,
-        other.size_bytes,
-        other.mtime_ns,
-    )
+def _is_same(one: FileState, other: FileState) -> bool:
+    return one._replace(pages=None) == other._replace(pages=None)
+
+
+class CommandRecording:
+    """Runs a recording in a thread of its own; a context manager around the command.
+
+    It ends at the command's end, its first step or the window's end; `ended_by` says which.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        window_s: float = WINDOW_S,
+        events_dir: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recording, self._window_s, self._clock = recording, window_s, clock
+        self._events_dir = events_dir
+        self._watch: FirstStepWatch | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="files", daemon=True)
+        self.ended_by = "command"
+
+    def __enter__(self) -> CommandRecording:
+        if self._events_dir:
+            self._watch = FirstStepWatch.begin(self._events_dir)
+        self._recording.begin()
+        start_without_signals(self._thread)
+        return self
+
+    def _run(self) -> None:
+        until, looks = self._clock() + self._window_s, 0
+        while not self._over.wait(POLL_S):
+            if self._watch is not None and self._watch.reached():
+                self.ended_by = "first step"
+            elif self._clock() >= until:
+                self.ended_by = "window"
+            else:
+                looks += 1
+                if looks % SAMPLE_EVERY == 1:
+                    self._recording.sample()
+                continue
+            self._recording.settle()
+            return
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        self._recording.close()
+
+    def trace(self, *, succeeded: bool) -> FileTrace:
+        """The trace of the start. `succeeded`: whether the command did what it should."""
+        full = self.ended_by != "command" or succeeded
+        return self._recording.finish(full=full)

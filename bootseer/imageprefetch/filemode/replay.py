@@ -1,4 +1,4 @@
-"""Replay: read the recorded ranges ahead, in parallel, in the order of first touch."""
+"""Replay: read recorded ranges of files ahead, in parallel, in the order of first touch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bootseer.blocks.extents import Extent
 from bootseer.imageprefetch.filemode.file_trace import FileRange, FileTrace
-from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, Opener
+from bootseer.imageprefetch.filemode.roots import DEFAULT_ROOTS, FileOpener
 
 THREADS = 16
 SHARE = 0.25
@@ -28,7 +28,7 @@ _CGROUP_LIMITS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """`most_bytes`: read no more than that; None: half of the memory that is free."""
+    """`most_bytes` limits what is read; None: half of the free memory."""
 
     roots: tuple[str, ...] = DEFAULT_ROOTS
     share: float = SHARE
@@ -37,9 +37,8 @@ class ReplaySettings:
 
 
 @dataclasses.dataclass(slots=True)
-class Replayed:
-    """What a replay did. `skipped` counts files by why they were not read; `ranges` are what was
-    asked of the kernel."""
+class FileReplayResult:
+    """What a replay read. `skipped` counts files by the reason why they were not read."""
 
     files: int = 0
     size_bytes: int = 0
@@ -49,18 +48,18 @@ class Replayed:
 
 
 def plan(trace: FileTrace, share: float, most_bytes: int) -> list[list[FileRange]]:
-    """The work, one list a turn: neighbouring ranges of one file, in the order of first touch.
+    """The work as lists of successive ranges of one file, in the order of first touch.
 
-    Ranges are cut at `STEP_BYTES`, all together at `most_bytes`. Pure.
+    Ranges are cut at `STEP_BYTES`, the whole at `most_bytes`. Pure.
     """
     turns: list[list[FileRange]] = []
     left = most_bytes
-    for one in trace.ranges(share):
-        at, end = one.offset, one.offset + one.length
+    for range_ in trace.ranges(share):
+        at, end = range_.offset, range_.offset + range_.length
         while at < end and left > 0:
             length = min(STEP_BYTES, end - at, left)
-            piece = FileRange(one.file, at, length)
-            if turns and turns[-1][0].file == one.file and len(turns[-1]) < 64:
+            piece = FileRange(range_.file, at, length)
+            if turns and turns[-1][0].file == range_.file and len(turns[-1]) < 64:
                 turns[-1].append(piece)
             else:
                 turns.append([piece])
@@ -74,16 +73,16 @@ def replay(
     settings: ReplaySettings | None = None,
     *,
     stop: Callable[[int], bool] = lambda _: False,
-) -> Replayed:
-    """Have the kernel read what the trace says; returns when all has been asked for.
+) -> FileReplayResult:
+    """Have the kernel read a trace's ranges; returns when all have been requested.
 
-    A file that is not there any more, not as it was recorded, or not a regular file below the
-    roots, is skipped. Ends early when `stop`, told how many bytes were asked for, answers true.
+    A file that is missing, has changed, or is no regular file below the roots is skipped. Ends
+    early when `stop`, given the number of requested bytes, answers true.
     """
     settings = settings or ReplaySettings()
     most = free_bytes() // 2 if settings.most_bytes is None else settings.most_bytes
     begun_s = time.monotonic()
-    with Opener(settings.roots) as opener:
+    with FileOpener(settings.roots) as opener:
         work = _Work(trace, opener, plan(trace, settings.share, most), stop)
         count = max(1, min(settings.threads, len(work.turns)))
         threads = [threading.Thread(target=work.run, daemon=True) for _ in range(count - 1)]
@@ -99,22 +98,22 @@ def replay(
 
 
 class _Work:
-    """Turns shared by threads; a file is opened by whoever needs it first."""
+    """The lists of ranges, which several threads take one by one."""
 
     def __init__(
         self,
         trace: FileTrace,
-        opener: Opener,
+        opener: FileOpener,
         turns: Sequence[list[FileRange]],
         stop: Callable[[int], bool],
     ) -> None:
         self.turns = turns
-        self.done = Replayed()
+        self.done = FileReplayResult()
         self._trace, self._opener, self._stop = trace, opener, stop
         self._next = iter(turns)
         self._lock = threading.Lock()
         self._failed: set[int] = set()
-        self._seen: set[int] = set()
+        self._counted: set[int] = set()
 
     def run(self) -> None:
         while not self._stop(self.done.size_bytes):
@@ -140,7 +139,7 @@ class _Work:
             finally:
                 os.close(fd)
         except OSError as error:
-            reason = _reason(error)
+            reason = _why_skipped(error)
         with self._lock:
             self._note(turn, file.path, reason)
 
@@ -151,8 +150,8 @@ class _Work:
                 self._failed.add(number)
                 self.done.skipped[reason] = self.done.skipped.get(reason, 0) + 1
             return
-        if number not in self._seen:
-            self._seen.add(number)
+        if number not in self._counted:
+            self._counted.add(number)
             self.done.files += 1
         self.done.size_bytes += sum(piece.length for piece in turn)
         self.done.ranges.setdefault(path, []).extend(_extents(turn))
@@ -162,7 +161,7 @@ def _extents(turn: Iterable[FileRange]) -> Iterable[Extent]:
     return (Extent(piece.offset, piece.length) for piece in turn)
 
 
-def _reason(error: OSError) -> str:
+def _why_skipped(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "gone"
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -173,17 +172,17 @@ def _reason(error: OSError) -> str:
 
 
 def free_bytes() -> int:
-    """Memory that could still be filled: the machine's, or the control group's where less."""
-    found = [_available_bytes()]
+    """The memory that can still be filled: the machine's, or the control group's if less."""
+    free = [_available_bytes()]
     for limit_file, used_file in _CGROUP_LIMITS:
         try:
             with open(limit_file, encoding="ascii") as file:
                 limit = int(file.read())
             with open(used_file, encoding="ascii") as file:
-                found.append(max(0, limit - int(file.read())))
+                free.append(max(0, limit - int(file.read())))
         except (OSError, ValueError):
-            continue  # no limit ("max"), or none of this kind
-    return min(found)
+            continue  # no limit ("max"), or none of this version of cgroups
+    return min(free)
 
 
 def _available_bytes() -> int:

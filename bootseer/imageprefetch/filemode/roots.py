@@ -1,4 +1,4 @@
-"""Which directories file mode looks at, and how their files are found and opened safely."""
+"""The directories that file mode covers, and finding and opening their files safely."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bootseer.system.paths import is_within
 from bootseer.system.regular_files import reopen_to_read
 
 DEFAULT_ROOTS = ("/",)
-PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
-"""Not looked at below a root: what changes with every start is nothing to read ahead."""
+SKIPPED = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
+"""Skipped below a root: what changes with every start need not be read ahead."""
 
 
-def resolved(roots: Sequence[str]) -> tuple[str, ...]:
-    """The roots that there are, without symlinks, none below another on the same file system."""
-    found: dict[str, int] = {}
+def resolve_roots(roots: Sequence[str]) -> tuple[str, ...]:
+    """The roots that exist, without symlinks, and none below another on the same file system."""
+    devices: dict[str, int] = {}
     for root in roots or DEFAULT_ROOTS:
         path = os.path.realpath(root)
         try:
@@ -26,12 +26,13 @@ def resolved(roots: Sequence[str]) -> tuple[str, ...]:
         except OSError:
             continue
         if stat.S_ISDIR(status.st_mode):
-            found[path] = status.st_dev
+            devices[path] = status.st_dev
     return tuple(
         path
-        for path, device in found.items()
+        for path, device in devices.items()
         if not any(
-            other != path and is_within(path, other) and found[other] == device for other in found
+            other != path and is_within(path, other) and devices[other] == device
+            for other in devices
         )
     )
 
@@ -39,23 +40,23 @@ def resolved(roots: Sequence[str]) -> tuple[str, ...]:
 def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
     """Every directory of the roots' own file systems, with its regular files.
 
-    Symlinks are not followed, mounts not entered; what cannot be read is passed over.
+    Symlinks are not followed and mounts not entered; unreadable directories are skipped.
     """
     for root in roots:
         try:
             device = os.stat(root).st_dev
         except OSError:
             continue
-        over = {path for path in PASSED_OVER if path != root and is_within(path, root)}
+        skipped = {path for path in SKIPPED if path != root and is_within(path, root)}
         waiting = [root]
         while waiting:
             folder = waiting.pop()
-            files, inner = _listed(folder)
+            files, inner = _list(folder)
             yield folder, files
-            waiting += [e.path for e in inner if e.path not in over and _is_on(e, device)]
+            waiting += [e.path for e in inner if e.path not in skipped and _is_on(e, device)]
 
 
-def _listed(folder: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+def _list(folder: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     files, inner = [], []
     try:
         with os.scandir(folder) as entries:
@@ -76,23 +77,24 @@ def _is_on(entry: os.DirEntry[str], device: int) -> bool:
         return False
 
 
-class Opener:
+class FileOpener:
     """Opens regular files below given roots, whatever a trace claims; a context manager.
 
-    A path leads nowhere else: no symlink, no other mount, no device, socket or pipe is opened.
+    No symlink is followed, no other mount entered, and no device, socket or pipe opened.
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
+        self._paths = roots
         self._roots: list[tuple[str, int]] = []
         self._by_kernel = True
-        for root in sorted(resolved(roots), key=len, reverse=True):
+
+    def __enter__(self) -> FileOpener:
+        for root in sorted(resolve_roots(self._paths), key=len, reverse=True):
             try:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
                 self._roots.append((root, os.open(root, flags)))
             except OSError:
                 continue
-
-    def __enter__(self) -> Opener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,21 +106,21 @@ class Opener:
             os.close(self._roots.pop()[1])
 
     def open(self, path: str) -> tuple[int, os.stat_result]:
-        """Open a file to read; raises OSError where it is none of ours, or gone."""
+        """Open a file to read; raises OSError for one that is missing, or not to be opened."""
         for root, root_fd in self._roots:
             if path != root and is_within(path, root):
                 return self._open_below(root, root_fd, path)
         raise OSError(errno.EXDEV, "not below the directories that were named", path)
 
     def _open_below(self, root: str, root_fd: int, path: str) -> tuple[int, os.stat_result]:
-        place = self._place(root, root_fd, path)
+        path_fd = self._open_path(root, root_fd, path)
         try:
-            fd = reopen_to_read(place, path)
+            fd = reopen_to_read(path_fd, path)
         finally:
-            os.close(place)
+            os.close(path_fd)
         return fd, os.fstat(fd)
 
-    def _place(self, root: str, root_fd: int, path: str) -> int:
+    def _open_path(self, root: str, root_fd: int, path: str) -> int:
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._by_kernel:
             relative = os.fsencode(path[len(root.rstrip("/")) + 1 :])

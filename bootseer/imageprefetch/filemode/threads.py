@@ -1,4 +1,4 @@
-"""Threads beside a command that this process waits for."""
+"""Threads in a process that waits for a command by its signals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import signal
 import threading
 
 
-def start_deaf(thread: threading.Thread) -> None:
-    """Start a thread that takes no signal from whoever waits for one.
+def start_without_signals(thread: threading.Thread) -> None:
+    """Start a thread with all signals blocked.
 
-    A recorder holds all signals back and waits for its command's SIGCHLD. A thread that does not
-    hold it back takes it, where it comes between two waits: by default it is ignored there, and
-    the end of the command is never heard of. A SIGTERM would end us instead of the command.
+    A recorder blocks all signals and waits for its command's SIGCHLD. A thread that did not block
+    it could receive it between two waits, and ignore it, and the end of the command would go
+    unnoticed. A SIGTERM would end this process instead of the command.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

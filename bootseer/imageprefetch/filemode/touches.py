@@ -1,4 +1,4 @@
-"""From what was seen to touches: arithmetic of both ways of recording. Pure."""
+"""From observations to touches, for both ways of recording. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.blocks.extents import Extent, subtract
 from bootseer.imageprefetch.filemode.file_trace import Touch
-from bootseer.imageprefetch.filemode.mincore import Seen
-from bootseer.imageprefetch.filemode.tracefs import Added
+from bootseer.imageprefetch.filemode.mincore import FileState
+from bootseer.imageprefetch.filemode.tracefs import PageAdded
 
 WHOLE_BYTES = 1 << 20  # a file of which only the opening is known counts whole up to this size
 
@@ -17,21 +17,26 @@ def ms(seconds: float) -> int:
     return max(0, int(seconds * 1000))
 
 
-def traced(files: Iterable[Seen], added: Iterable[Added], begun_s: float) -> Iterator[Touch]:
-    """What the kernel's events since `begun_s` say about these files."""
-    new = [one for one in added if one.at_s >= begun_s]
-    known = _by_inode(files, new)
-    for one in new:
-        seen = known.get((one.device, one.inode))
-        if seen is not None and one.offset < seen.size_bytes:
-            yield Touch(seen.path, one.offset, one.length, ms(one.at_s - begun_s))
+def from_events(
+    files: Iterable[FileState], added: Iterable[PageAdded], begun_s: float
+) -> Iterator[Touch]:
+    """The touches of these files by the kernel's events since `begun_s`."""
+    events = [event for event in added if event.at_s >= begun_s]
+    by_inode = _by_inode(files, events)
+    for event in events:
+        file = by_inode.get((event.device, event.inode))
+        if file is not None and event.offset < file.size_bytes:
+            yield Touch(file.path, event.offset, event.length, ms(event.at_s - begun_s))
 
 
-def opened(seen: Seen, heard: Container[str], mapped: Mapping[str, list[Extent]]) -> list[Extent]:
-    """What is taken as touched of a file whose pages the kernel does not tell."""
-    if seen.size_bytes <= WHOLE_BYTES:
-        return [Extent(0, seen.size_bytes)] if seen.path in heard or seen.path in mapped else []
-    return mapped.get(seen.path, [])
+def pages_of_opened(
+    file: FileState, opened_paths: Container[str], mapped: Mapping[str, list[Extent]]
+) -> list[Extent]:
+    """What counts as touched of a file whose pages in memory are unknown."""
+    if file.size_bytes <= WHOLE_BYTES:
+        is_touched = file.path in opened_paths or file.path in mapped
+        return [Extent(0, file.size_bytes)] if is_touched else []
+    return mapped.get(file.path, [])
 
 
 def by_path(several: Iterable[Touch]) -> dict[str, list[tuple[int, int]]]:
@@ -42,30 +47,32 @@ def by_path(several: Iterable[Touch]) -> dict[str, list[tuple[int, int]]]:
     return out
 
 
-def without(
+def subtract_ranges(
     several: Iterable[Touch], ranges: Mapping[str, Sequence[tuple[int, int]]]
 ) -> Iterator[Touch]:
     """Touches, or parts of them, that are not in these ranges of their file."""
     for touch in several:
-        over = ranges.get(touch.path)
-        if not over:
+        excluded = ranges.get(touch.path)
+        if not excluded:
             yield touch
             continue
-        for left in subtract([(touch.offset, touch.length)], over):
+        for left in subtract([(touch.offset, touch.length)], excluded):
             yield Touch(touch.path, left.offset, left.length, touch.first_touch_ms)
 
 
-def _by_inode(files: Iterable[Seen], added: Sequence[Added]) -> dict[tuple[int, int], Seen]:
+def _by_inode(
+    files: Iterable[FileState], added: Sequence[PageAdded]
+) -> dict[tuple[int, int], FileState]:
     """Files by the device and inode of their data, as the kernel's events name them.
 
-    A file on overlayfs shows its data's inode number, but the overlay's own device. Which device
-    lies beneath is told by the events: it is the one that most of the overlay's numbers are on.
+    A file on overlayfs has its data's inode number, but the overlay's own device. The device
+    beneath follows from the events: it is the one with most of the overlay's inode numbers.
     """
-    by_device: dict[int, dict[int, Seen]] = {}
-    for seen in files:
-        by_device.setdefault(seen.device, {})[seen.inode] = seen
-    pairs = {(one.device, one.inode): one.offset for one in added}
-    out: dict[tuple[int, int], Seen] = {}
+    by_device: dict[int, dict[int, FileState]] = {}
+    for file in files:
+        by_device.setdefault(file.device, {})[file.inode] = file
+    pairs = {(event.device, event.inode): event.offset for event in added}
+    out: dict[tuple[int, int], FileState] = {}
     for device, inodes in by_device.items():
         matches: dict[int, int] = {}
         for (event_device, inode), offset in pairs.items():
@@ -77,6 +84,6 @@ def _by_inode(files: Iterable[Seen], added: Sequence[Added]) -> dict[tuple[int, 
             beneath = max(matches, key=lambda d: matches[d])
         else:
             continue
-        for inode, seen in inodes.items():
-            out.setdefault((beneath, inode), seen)
+        for inode, file in inodes.items():
+            out.setdefault((beneath, inode), file)
     return out

@@ -1,4 +1,4 @@
-"""How traces of files are named in their place: by image and workload."""
+"""The names of file traces in their directory or store: by image and workload."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import re
 
 from bootseer.errors import UsageError
+from bootseer.imageprefetch.workloads import file_name
 
 FOLDER = "files"
 SUFFIX = ".files"
-DEFAULT_NAME = "_default"  # of the workload ""; no other can be called so
-_WORKLOAD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# What an image's layers decide and a start does not change.
-_TELLING = (
+# What depends on an image's layers and is not changed by a start.
+_CHARACTERISTIC = (
     "/etc/os-release",
     "/usr/bin",
     "/usr/lib",
@@ -35,16 +34,16 @@ def check_image(name: str) -> str:
 
 
 def image_here() -> str:
-    """A name for the image that this process runs in, the same on every node.
+    """A name for the image in which this process runs, the same on every node.
 
-    From the sizes and times of directories that its layers made, and its release file. It only
-    keeps traces of different images apart: what is read ahead is checked file by file.
+    It is made from the times of directories of its layers and of its release file. It only keeps
+    the traces of different images apart: what is read ahead is checked file by file.
     """
     import glob
     import hashlib
 
     digest = hashlib.sha256()
-    for pattern in _TELLING:
+    for pattern in _CHARACTERISTIC:
         for path in sorted(glob.glob(pattern)):
             with contextlib.suppress(OSError):
                 status = os.stat(path)
@@ -53,14 +52,10 @@ def image_here() -> str:
 
 
 def object_name(image: str, workload: str) -> str:
-    """The object that holds a workload's trace. Raises UsageError for what can be none."""
-    if workload and not _WORKLOAD.fullmatch(workload):
-        raise UsageError(
-            f"{workload[:120]!r} is no workload; use up to 100 letters, digits, '.', '_', '-'"
-        )
-    return f"{FOLDER}/{check_image(image)}/{workload or DEFAULT_NAME}{SUFFIX}"
+    """The object that holds a workload's trace. Raises UsageError for invalid names."""
+    return f"{FOLDER}/{check_image(image)}/{file_name(workload)}{SUFFIX}"
 
 
 def local_path(place: str, image: str, workload: str) -> str | None:
-    """The file that holds a workload's trace in a directory; None in any other store."""
+    """The file of a workload's trace in a directory; None for any other store."""
     return None if ":" in place else f"{place}/{object_name(image, workload)}"

@@ -1,7 +1,7 @@
-"""Hearing which pages enter the page cache, by the kernel's own trace event; needs root.
+"""Which pages enter the page cache, by the kernel's own trace event; needs root.
 
-An instance of our own in tracefs, so that nobody else's tracing is touched. It tells inode,
-offset and moment of every page that was not in memory, the kernel's read-ahead included.
+It uses an instance of its own in tracefs, so other tracing is not affected. An event has inode,
+offset and time of each page that was not in memory, the kernel's read-ahead included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode.threads import start_deaf
+from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.system.mount_calls import make_mount
 from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
 from bootseer.system.processes import sees_all_processes
@@ -22,7 +22,7 @@ from bootseer.system.processes import sees_all_processes
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
 POLL_S = 0.2
-MOST_BYTES = 160 << 20  # of a busy machine; what comes then counts as lost
+MOST_BYTES = 160 << 20  # of a busy machine; further events count as lost
 MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 NAME = "bootseer-{pid}-{random}"
 _LINE = re.compile(
@@ -32,9 +32,11 @@ _LINE = re.compile(
 _LOST = re.compile(rb"\[LOST (\d+) EVENTS\]")
 
 
-class Added(NamedTuple):
-    """Bytes `[offset, offset + length)` of an inode entered the page cache at that moment, which
-    is of CLOCK_MONOTONIC. `device` is the file system's that holds the data."""
+class PageAdded(NamedTuple):
+    """Bytes `[offset, offset + length)` of an inode entered the page cache at `at_s`.
+
+    The time is of CLOCK_MONOTONIC; `device` is of the file system that has the data.
+    """
 
     device: int
     inode: int
@@ -43,42 +45,48 @@ class Added(NamedTuple):
     at_s: float
 
 
-def parse_lines(text: bytes) -> tuple[list[Added], int]:
-    """What a piece of `trace_pipe` says, and how many events it says were lost. Pure."""
+def parse_lines(text: bytes) -> tuple[list[PageAdded], int]:
+    """The events in a piece of `trace_pipe`, and how many it says were lost. Pure."""
     out = []
     for match in _LINE.finditer(text):
         seconds, micros, major, minor, inode, offset, order = match.groups()
         device = os.makedev(int(major), int(minor))
         length = PAGE_BYTES << int(order or 0)
         at_s = int(seconds) + int(micros) / 1e6
-        out.append(Added(device, int(inode, 16), int(offset), length, at_s))
+        out.append(PageAdded(device, int(inode, 16), int(offset), length, at_s))
     return out, sum(int(m[1]) for m in _LOST.finditer(text))
 
 
 class Tracer:
-    """Listens from its making until `close`; a context manager.
+    """Collects events from `start` to `close`; a context manager.
 
-    With `pid`, to that process and its later children alone, where process ids are those of the
-    whole machine; `own_tree` tells whether that is so. Raises NotSupportedError, saying what is
-    missing, where the kernel or the privilege does not allow it.
+    With `pid`, only of that process and its later children, where process ids are those of the
+    whole machine; `own_tree` says whether that is so. `start` raises NotSupportedError, saying what
+    is missing, where the kernel or the privilege does not allow it.
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        self._texts: list[bytes] = []  # taken apart at the end: until then the start comes first
+        self._pid = pid
+        self._texts: list[bytes] = []  # parsed at the end: until then the start comes first
         self._text_bytes = 0
         self.lost = 0
-        self.own_tree = pid is not None and sees_all_processes()
-        self._added: list[Added] = []
-        self._instance = self._pipe = -1
+        self.own_tree = False
+        self._added: list[PageAdded] = []
+        self._root = self._instance = self._pipe = -1
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._name = NAME.format(pid=os.getpid(), random=os.urandom(4).hex())
+
+    def start(self) -> Tracer:
+        """Begin to trace."""
+        self.own_tree = self._pid is not None and sees_all_processes()
         self._root = _open_tracefs()
         try:
-            self._prepare(pid if self.own_tree else None)
+            self._prepare(self._pid if self.own_tree else None)
         except OSError as error:
             self.close()
             raise NotSupportedError(f"no tracing of the page cache: {error.strerror}") from error
+        return self
 
     def _prepare(self, pid: int | None) -> None:
         self._remove_stale()
@@ -94,16 +102,16 @@ class Tracer:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         self._pipe = os.open("trace_pipe", flags, dir_fd=self._instance)
         self._thread = threading.Thread(target=self._run, name="tracefs", daemon=True)
-        start_deaf(self._thread)
+        start_without_signals(self._thread)
 
     def _remove_stale(self) -> None:
-        """Killed recorders cannot remove their instance themselves."""
+        """Remove the instances of recorders that were killed."""
         folder = os.open("instances", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root)
         try:
             for name in os.listdir(folder):
                 prefix, _, rest = name.partition("-")
-                # The kernel refuses to remove one that is in use, but one that is just being made
-                # is not yet.
+                # The kernel refuses to remove one that is in use; one that is just being made is
+                # not in use yet.
                 if prefix == NAME.partition("-")[0] and not _lives(rest.partition("-")[0]):
                     with contextlib.suppress(OSError):
                         os.rmdir(name, dir_fd=folder)
@@ -137,9 +145,8 @@ class Tracer:
             self._text_bytes += len(data)
             self._texts.append(data)
 
-    def heard(self) -> list[Added]:
-        """All that was heard; to be asked for when it is closed. Adds to `lost` what the kernel
-        says was lost."""
+    def events(self) -> list[PageAdded]:
+        """All events, after `close`; adds to `lost` the number that the kernel lost."""
         if self._texts:
             self._added, lost = parse_lines(b"".join(self._texts))
             self.lost += lost
@@ -147,7 +154,7 @@ class Tracer:
         return self._added
 
     def close(self) -> None:
-        """Stop, take in what is still in the buffer, and remove the instance; twice is safe."""
+        """Stop, read the rest of the buffer, and remove the instance; twice is safe."""
         if self._thread is not None:
             with contextlib.suppress(OSError):
                 self._write(f"{EVENT}/enable", "0")
@@ -166,7 +173,7 @@ class Tracer:
         self._pipe = self._instance = self._root = -1
 
     def __enter__(self) -> Tracer:
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -177,12 +184,12 @@ def _lives(pid: str) -> bool:
 
 
 def may_trace() -> bool:
-    """Whether it is worth trying: the kernel opens its tracing to the machine's root alone."""
+    """Whether tracing may work: the kernel allows it only to the machine's root."""
     return has_capability(CAP_SYS_ADMIN)
 
 
 def _open_tracefs() -> int:
-    """A descriptor of tracefs: where it is mounted, else of a mount that has no place at all."""
+    """A descriptor of tracefs: where it is mounted, else of a mount of our own without a path."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     for place in MOUNTED:
         if os.path.isdir(f"{place}/instances") and os.access(f"{place}/instances", os.W_OK):

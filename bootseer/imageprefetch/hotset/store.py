@@ -1,7 +1,7 @@
-"""Making hot sets of traces, keeping them on this node, and publishing them.
+"""Building hot sets from traces, keeping them on this node, and publishing them.
 
-A hot set is packed from one trace and one block image; packing the same again with more starts in
-the trace gives a newer one, and the block image is never touched.
+A hot set is packed from one trace and one block image. Packing it again with more starts in the
+trace gives a newer one; the block image is never changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.replay import Replay
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
-from bootseer.imageprefetch.image_cache import DEFAULT_NAME
-from bootseer.imageprefetch.workloads import check_workload
+from bootseer.imageprefetch.hotset.local_hotsets import MANIFEST_NAME, PACK_PREFIX, pack_name
+from bootseer.imageprefetch.workloads import file_name, workload_of
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.manifest import (
     EMPTY_BYTES,
@@ -39,13 +39,12 @@ from bootseer.system.atomic import Draft, replace_file
 
 LEVEL = 19  # packed once, sent at every start: a tenth fewer bytes than level 9
 SHARE = 0.5  # of the starts must have touched what is packed
-MANIFEST_NAME, TRACE_NAME, OWN_NAME = "manifest.json", "trace", "own"
-_PACK_PREFIX = "pack-"
+TRACE_NAME, OWN_NAME = "trace", "own"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ImageParts:
-    """A block image as packing needs it.
+class PackInput:
+    """The parts of a block image from which a hot set is packed.
 
     `block_image` is the digest of its manifest, `subject` the stock image that it refers to.
     """
@@ -59,8 +58,11 @@ class ImageParts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Made:
-    """A hot set on this node's disk. `own_bytes`: this node's own trace by then, if it had one."""
+class BuiltHotSet:
+    """A hot set on this node's disk.
+
+    `own_bytes` is this node's part of its trace, b"" where it had none.
+    """
 
     hot: HotSet
     manifest: bytes
@@ -73,41 +75,52 @@ class Made:
         """The digest of its manifest."""
         return digest_of(self.manifest)
 
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "digest": self.digest,
+            "workload": self.hot.workload,
+            "block_image": self.hot.block_image,
+            "starts": self.hot.starts,
+            "created": self.hot.created,
+            "pack": {"digest": self.hot.pack.digest, "size_bytes": self.hot.pack.size_bytes},
+            "manifest": json.loads(self.manifest),
+        }
+
 
 class HotSets:
-    """The hot sets of one image that were made on this node, in one folder."""
+    """The hot sets of one image in one folder of this node."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
-    def _place(self, workload: str) -> Path:
-        return self.folder / (check_workload(workload) or DEFAULT_NAME)
+    def _folder_of(self, workload: str) -> Path:
+        return self.folder / file_name(workload)
 
     def workloads(self) -> list[str]:
-        """The workloads that a hot set was made for here, sorted."""
-        found = self.folder.glob(f"*/{MANIFEST_NAME}")
-        names = (path.parent.name for path in found)
-        return sorted("" if name == DEFAULT_NAME else name for name in names)
+        """The workloads that have a hot set here, sorted."""
+        paths = self.folder.glob(f"*/{MANIFEST_NAME}")
+        return sorted(workload_of(path.parent.name) for path in paths)
 
-    def load(self, workload: str = "") -> Made | None:
-        """What was made last; None when nothing was. Raises CorruptDataError for damage."""
-        place = self._place(workload)
+    def load(self, workload: str = "") -> BuiltHotSet | None:
+        """A workload's hot set; None when there is none. Raises CorruptDataError for damage."""
+        folder = self._folder_of(workload)
         try:
-            raw = (place / MANIFEST_NAME).read_bytes()
-            hot = _parsed(raw, str(place))
-            pack = place / _pack_name(hot.pack.digest)
+            raw = (folder / MANIFEST_NAME).read_bytes()
+            hot = _parse(raw, str(folder))
+            pack = folder / pack_name(hot.pack.digest)
             if pack.stat().st_size != hot.pack.size_bytes:
                 raise CorruptDataError(f"the pack {pack} has another size; build it again")
-            own = (place / OWN_NAME).read_bytes() if (place / OWN_NAME).exists() else b""
-            return Made(hot, raw, str(pack), (place / TRACE_NAME).read_bytes(), own)
+            own = (folder / OWN_NAME).read_bytes() if (folder / OWN_NAME).exists() else b""
+            return BuiltHotSet(hot, raw, str(pack), (folder / TRACE_NAME).read_bytes(), own)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise from_os_error(error, f"read the hot set in {place}") from error
+            raise from_os_error(error, f"read the hot set in {folder}") from error
 
     def make(
         self,
-        image: ImageParts,
+        image: PackInput,
         trace: Trace,
         read_raw: Callable[[int, memoryview], None],
         *,
@@ -115,19 +128,19 @@ class HotSets:
         whole_share: float = WHOLE_SHARE,
         level: int = LEVEL,
         own: Trace | None = None,
-    ) -> tuple[Made, PackInfo]:
-        """Pack a trace, and keep the result in place of what there was for its workload.
+    ) -> tuple[BuiltHotSet, PackInfo]:
+        """Pack a trace, and keep the result in place of its workload's earlier hot set.
 
         Only what at least `share` of its starts touched is packed; the trace is kept whole. `own`
-        is the part of it that was this node's.
+        is this node's part of it.
         """
-        place = self._place(trace.workload)
-        # As merging puts it, so that starts which are added later leave the pack as it is.
+        folder = self._folder_of(trace.workload)
+        # Normalised as merging does, so that further starts leave the pack unchanged.
         packed = traces.merge([trace], share)
         files = owners(image.files, [(e.offset, e.length) for e in packed.extents])
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            draft = Draft(str(place / _PACK_PREFIX), mode=0o644, exact_mode=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = Draft(str(folder / PACK_PREFIX), mode=0o644, exact_mode=True)
             with draft, open(draft.fd, "wb", closefd=False) as out:
                 info = build_pack(
                     packed,
@@ -140,29 +153,25 @@ class HotSets:
                     out=out,
                     whole_share=whole_share,
                     level=level,
-                    spool_dir=str(place),
+                    spool_dir=str(folder),
                 )
                 out.flush()
-                made = _described(image, trace, info, str(place / _pack_name(info.digest)))
-                made = dataclasses.replace(made, own_bytes=traces.serialise(own) if own else b"")
-                draft.path = made.pack_path  # named by what is in it
+                built = _describe(image, trace, info, str(folder / pack_name(info.digest)))
+                built = dataclasses.replace(built, own_bytes=traces.serialise(own) if own else b"")
+                draft.path = built.pack_path  # named after its contents
                 draft.publish_new()
-            replace_file(str(place / TRACE_NAME), made.trace_bytes)
-            replace_file(str(place / OWN_NAME), made.own_bytes)
-            replace_file(str(place / MANIFEST_NAME), made.manifest)
-            for old in place.glob(f"{_PACK_PREFIX}*"):
-                if str(old) != made.pack_path:
+            replace_file(str(folder / TRACE_NAME), built.trace_bytes)
+            replace_file(str(folder / OWN_NAME), built.own_bytes)
+            replace_file(str(folder / MANIFEST_NAME), built.manifest)
+            for old in folder.glob(f"{PACK_PREFIX}*"):
+                if str(old) != built.pack_path:
                     old.unlink(missing_ok=True)
         except OSError as error:
-            raise from_os_error(error, f"write the hot set in {place}") from error
-        return made, info
+            raise from_os_error(error, f"write the hot set in {folder}") from error
+        return built, info
 
 
-def _pack_name(digest: str) -> str:
-    return f"{_PACK_PREFIX}{digest.rpartition(':')[2]}"
-
-
-def _described(image: ImageParts, trace: Trace, info: PackInfo, pack_path: str) -> Made:
+def _describe(image: PackInput, trace: Trace, info: PackInfo, pack_path: str) -> BuiltHotSet:
     trace_bytes = traces.serialise(trace)
     hot = HotSet(
         trace.workload,
@@ -175,10 +184,10 @@ def _described(image: ImageParts, trace: Trace, info: PackInfo, pack_path: str) 
         Descriptor(media_types.TRACE, digest_of(trace_bytes), len(trace_bytes)),
     )
     raw = hotset_manifest.manifest_of(hot, image.subject)
-    return Made(_parsed(raw, pack_path), raw, pack_path, trace_bytes)
+    return BuiltHotSet(_parse(raw, pack_path), raw, pack_path, trace_bytes)
 
 
-def _parsed(raw: bytes, where: str) -> HotSet:
+def _parse(raw: bytes, where: str) -> HotSet:
     manifest = parse_manifest(raw, OCI_MANIFEST, f"the hot set in {where}")
     if not isinstance(manifest, Manifest):
         raise CorruptDataError(f"the hot set in {where} is none; build it again")
@@ -187,15 +196,15 @@ def _parsed(raw: bytes, where: str) -> HotSet:
 
 def pack(
     sets: HotSets,
-    image: ImageParts,
+    image: PackInput,
     trace: Trace,
     fetcher: Fetcher,
     *,
     share: float = SHARE,
     level: int = LEVEL,
     own: Trace | None = None,
-) -> tuple[Made, PackInfo]:
-    """`HotSets.make` with the bytes read through a fetcher, many blocks at a time.
+) -> tuple[BuiltHotSet, PackInfo]:
+    """As `HotSets.make`, with the bytes read through a fetcher, many blocks at a time.
 
     Raises UsageError when the trace is not of this image, and what fetching raises.
     """
@@ -209,102 +218,85 @@ def pack(
         if fetcher.read_into(image.source, offset, buffer) != len(buffer):
             raise CorruptDataError("the trace reaches behind the image's end; record it again")
 
-    # The blocks are on their way together while they are packed one after the other.
+    # Many blocks are fetched at a time while they are packed one after the other.
     most = fetcher.settings.memory_bytes // 2
     with Replay(trace.hot(share), fetcher, image.source, most_bytes=most):
         return sets.make(image, trace, read_raw, share=share, level=level, own=own)
 
 
-def push(repository: Repository, made: Made, *, progress: Progress | None = None) -> Made:
-    """Publish a hot set beside its image, as the newest; returns it as it was published.
+def push(
+    repository: Repository, built: BuiltHotSet, *, progress: Progress | None = None
+) -> BuiltHotSet:
+    """Publish a hot set with its image, as the newest one; returns it as it was published.
 
-    Raises what the repository raises. Nothing refers to it until all of it is there.
+    Raises what the repository raises. The manifest is pushed last, when all blobs are there.
     """
-    made = _dated(repository, made)
-    hot = made.hot
+    built = _make_newest(repository, built)
+    hot = built.hot
     repository.push_blob(EMPTY_BYTES, digest_of(EMPTY_BYTES), len(EMPTY_BYTES))
-    repository.push_blob(made.pack_path, hot.pack.digest, hot.pack.size_bytes, progress=progress)
+    repository.push_blob(built.pack_path, hot.pack.digest, hot.pack.size_bytes, progress=progress)
     if hot.trace is not None:
-        repository.push_blob(made.trace_bytes, hot.trace.digest, hot.trace.size_bytes)
-    repository.push_manifest(made.manifest, OCI_MANIFEST)
-    return made
+        repository.push_blob(built.trace_bytes, hot.trace.digest, hot.trace.size_bytes)
+    repository.push_manifest(built.manifest, OCI_MANIFEST)
+    return built
 
 
-def _dated(repository: Repository, made: Made) -> Made:
-    """The hot set as one that is newer than all there are, whatever their makers' clocks were."""
-    hot = made.hot
-    manifest = parse_manifest(made.manifest, OCI_MANIFEST, "the hot set")
+def _make_newest(repository: Repository, built: BuiltHotSet) -> BuiltHotSet:
+    """The hot set with a later date than all published ones, whatever their nodes' clocks were."""
+    hot = built.hot
+    manifest = parse_manifest(built.manifest, OCI_MANIFEST, "the hot set")
     subject = manifest.subject
     if subject is None:
-        return made
-    there = [
+        return built
+    others = [
         other
-        for _, other in published(repository, subject.digest, hot.block_image)
+        for _, other in list_published(repository, subject.digest, hot.block_image)
         if other.workload == hot.workload
     ]
-    if there and (there[0].pack.digest, there[0].trace) == (hot.pack.digest, hot.trace):
-        created = there[0].created  # it is what was published last
+    if others and (others[0].pack.digest, others[0].trace) == (hot.pack.digest, hot.trace):
+        created = others[0].created  # it is the one that was published last
     elif all(
-        hotset_manifest.age(hot.created) > hotset_manifest.age(other.created) for other in there
+        hotset_manifest.age(hot.created) > hotset_manifest.age(other.created) for other in others
     ):
-        return made
+        return built
     else:
-        created = hotset_manifest.moment_after(other.created for other in there)
+        created = hotset_manifest.moment_after(other.created for other in others)
     hot = dataclasses.replace(hot, created=created)
-    return dataclasses.replace(made, hot=hot, manifest=hotset_manifest.manifest_of(hot, subject))
+    return dataclasses.replace(built, hot=hot, manifest=hotset_manifest.manifest_of(hot, subject))
 
 
-def published(
+def list_published(
     repository: Repository, image_digest: str, block_image: str | None = None
 ) -> list[tuple[Descriptor, HotSet]]:
     """All hot sets of a stock image, the newest first; those of one block image, or of all."""
-    listed = repository.referrers(image_digest, media_types.HOT_SET)
-    out = []
-    for one in listed:
+    published = []
+    for descriptor in repository.referrers(image_digest, media_types.HOT_SET):
         with contextlib.suppress(CorruptDataError):
-            manifest = repository.manifest(one)
+            manifest = repository.manifest(descriptor)
             if isinstance(manifest, Manifest):
                 hot = hotset_manifest.parse_manifest(manifest)
                 if block_image in (None, hot.block_image):
-                    out.append((one, hot))
-    return sorted(out, key=lambda pair: hotset_manifest.age(pair[1].created), reverse=True)
+                    published.append((descriptor, hot))
+    return sorted(published, key=lambda pair: hotset_manifest.age(pair[1].created), reverse=True)
 
 
-def outdated(
-    found: Sequence[tuple[Descriptor, HotSet]], keep: int
+def find_outdated(
+    published: Sequence[tuple[Descriptor, HotSet]], keep: int
 ) -> list[tuple[Descriptor, HotSet]]:
-    """What `published` lists beyond the `keep` newest of each workload and block image."""
-    seen: dict[tuple[str, str], int] = {}
-    old = []
-    for descriptor, hot in found:
+    """What `list_published` gives beyond the `keep` newest of each workload and block image."""
+    counts: dict[tuple[str, str], int] = {}
+    outdated = []
+    for descriptor, hot in published:
         key = (hot.workload, hot.block_image)
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] > keep:
-            old.append((descriptor, hot))
-    return old
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] > keep:
+            outdated.append((descriptor, hot))
+    return outdated
 
 
-def trace_of(repository: Repository, hot: HotSet) -> Trace | None:
+def fetch_trace(repository: Repository, hot: HotSet) -> Trace | None:
     """The merged trace of a published hot set; None when it has none."""
     if hot.trace is None:
         return None
     data = repository.blob(hot.trace, limit_bytes=traces.LIMITS.packed_bytes)
     return traces.parse(data, name=f"the published trace of workload {hot.workload!r}")
-
-
-def merged(parts: Sequence[Trace], share: float = 0.0) -> Trace:
-    """One trace of all; those without starts of their own add to the others."""
-    return traces.merge(parts, share)
-
-
-def as_dict(made: Made) -> dict[str, object]:
-    """A hot set for JSON."""
-    return {
-        "digest": made.digest,
-        "workload": made.hot.workload,
-        "block_image": made.hot.block_image,
-        "starts": made.hot.starts,
-        "created": made.hot.created,
-        "pack": {"digest": made.hot.pack.digest, "size_bytes": made.hot.pack.size_bytes},
-        "manifest": json.loads(made.manifest),
-    }

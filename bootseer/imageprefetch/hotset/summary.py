@@ -1,4 +1,4 @@
-"""What a start really reads: a hot set by time, directory, package and file (pure)."""
+"""What a start reads: a trace summed up by time, directory, package and file. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SHARE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A directory, package or file: its touched bytes, and all that it has."""
+class SummaryRow:
+    """A directory, package or file: its touched bytes, and its size."""
 
     name: str
     touched_bytes: int
@@ -46,7 +46,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A hot set in figures. Parts are sorted by touched bytes, the most first."""
+    """A trace in figures. Rows are sorted by touched bytes, the most first."""
 
     workload: str
     starts: int
@@ -55,9 +55,9 @@ class Summary:
     image_files: int
     hot_files: int
     buckets: tuple[Bucket, ...]
-    directories: tuple[Part, ...]
-    packages: tuple[Part, ...]
-    files: tuple[Part, ...]
+    directories: tuple[SummaryRow, ...]
+    packages: tuple[SummaryRow, ...]
+    files: tuple[SummaryRow, ...]
 
     @property
     def duration_ms(self) -> int:
@@ -77,88 +77,89 @@ class Summary:
                 {"from_s": b.start_ms / 1000, "to_s": b.end_ms / 1000, "bytes": b.touched_bytes}
                 for b in self.buckets
             ],
-            "directories": [_as_dict(part) for part in self.directories],
-            "packages": [_as_dict(part) for part in self.packages],
-            "files": [_as_dict(part) for part in self.files[:most_files]],
+            "directories": [_row_as_dict(row) for row in self.directories],
+            "packages": [_row_as_dict(row) for row in self.packages],
+            "files": [_row_as_dict(row) for row in self.files[:most_files]],
         }
 
 
-def _as_dict(part: Part) -> dict[str, Any]:
+def _row_as_dict(row: SummaryRow) -> dict[str, Any]:
     return {
-        "name": part.name,
-        "touched_bytes": part.touched_bytes,
-        "size_bytes": part.size_bytes,
-        "files": part.files,
-        "first_touch_s": part.first_touch_ms / 1000,
+        "name": row.name,
+        "touched_bytes": row.touched_bytes,
+        "size_bytes": row.size_bytes,
+        "files": row.files,
+        "first_touch_s": row.first_touch_ms / 1000,
     }
 
 
 def package_of(path: str) -> str:
-    """What a file belongs to, as far as its path tells."""
-    if found := _SITE.search(path):
-        name = found[1]
-        if about := _DIST_INFO.fullmatch(name):
-            return about[1].replace("-", "_").lower()
+    """The package that a file belongs to, as far as its path says."""
+    if match := _SITE.search(path):
+        name = match[1]
+        if dist_info := _DIST_INFO.fullmatch(name):
+            return dist_info[1].replace("-", "_").lower()
         if path.endswith(f"/{name}"):
             return name.split(".", 1)[0].lower()  # a module of one file
         return name.removesuffix(".libs").replace("-", "_").lower()
     if _STDLIB.search(path):
         return "Python's standard library"
-    if found := _LIBS.search(path):
-        return found[1].split("-")[0] or found[1]
-    if found := _SHARE.match(path):
-        return found[1]
+    if match := _LIBS.search(path):
+        return match[1].split("-")[0] or match[1]
+    if match := _SHARE.match(path):
+        return match[1]
     head, slash, _ = path.rpartition("/")
     return f"{head}{slash}"
 
 
 def summarise(trace: Trace, files: FileMap, *, buckets: int = BUCKETS) -> Summary:
-    """The figures of a trace (with what too few starts touched already dropped)."""
+    """The figures of a trace, from which what too few starts touched was dropped already."""
     spans = [(e.offset, e.length) for e in trace.extents]
     touched: Counter[str] = Counter()
     first: dict[str, int] = {}
     likely = owners(files, spans)
     for extent in trace.extents:
         left = extent.length
-        for one in likely.ranges([(extent.offset, extent.length)]):
+        for range_ in likely.ranges([(extent.offset, extent.length)]):
             if left <= 0:
-                break  # what further files share with those named already
-            counted = min(left, one.length)
-            path = _shown(one.path)
+                break  # further files share these bytes with those counted already
+            counted = min(left, range_.length)
+            path = _decode_path(range_.path)
             touched[path] += counted
             first.setdefault(path, extent.first_touch_ms)
             left -= counted
         if left > 0:
             touched[PADDING] += left
             first.setdefault(PADDING, extent.first_touch_ms)
-    sizes = {_shown(file.path): file.size_bytes for file in files.files}
+    sizes = {_decode_path(file.path): file.size_bytes for file in files.files}
     rows = [
-        Part(path, count, sizes.get(path, 0), 1, first[path]) for path, count in touched.items()
+        SummaryRow(path, count, sizes.get(path, 0), 1, first[path])
+        for path, count in touched.items()
     ]
-    shown = [row for row in rows if row.name != PADDING]
+    file_rows = [row for row in rows if row.name != PADDING]
     return Summary(
         trace.workload,
         trace.starts,
         trace.size_bytes,
         trace.touched_bytes(),
         len(files.files),
-        len(shown),
-        _over_time(trace, buckets),
-        _directories(rows, sizes),
-        _grouped(shown, sizes),
-        _sorted(rows),
+        len(file_rows),
+        _by_time(trace, buckets),
+        _by_directory(rows, sizes),
+        _by_package(file_rows, sizes),
+        _sort(rows),
     )
 
 
-def _shown(path: bytes) -> str:
+def _decode_path(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _sorted(parts: Iterable[Part]) -> tuple[Part, ...]:
-    return tuple(sorted(parts, key=lambda part: (-part.touched_bytes, part.name)))
+def _sort(rows: Iterable[SummaryRow]) -> tuple[SummaryRow, ...]:
+    return tuple(sorted(rows, key=lambda row: (-row.touched_bytes, row.name)))
 
 
-def _over_time(trace: Trace, count: int) -> tuple[Bucket, ...]:
+def _by_time(trace: Trace, count: int) -> tuple[Bucket, ...]:
     if not trace.extents:
         return ()
     last = max(extent.first_touch_ms for extent in trace.extents)
@@ -169,44 +170,44 @@ def _over_time(trace: Trace, count: int) -> tuple[Bucket, ...]:
     return tuple(Bucket(n * width, (n + 1) * width, sums[n]) for n in range(last // width + 1))
 
 
-def _grouped(rows: Iterable[Part], sizes: Mapping[str, int]) -> tuple[Part, ...]:
+def _by_package(rows: Iterable[SummaryRow], sizes: Mapping[str, int]) -> tuple[SummaryRow, ...]:
     names = {path: package_of(path) for path in sizes}
-    whole: Counter[str] = Counter()
+    sizes_of: Counter[str] = Counter()
     for path, size in sizes.items():
-        whole[names[path]] += size
-    groups: defaultdict[str, list[Part]] = defaultdict(list)
+        sizes_of[names[path]] += size
+    groups: defaultdict[str, list[SummaryRow]] = defaultdict(list)
     for row in rows:
         groups[names.get(row.name) or package_of(row.name)].append(row)
-    return _sorted(_sum(name, parts, whole[name]) for name, parts in groups.items())
+    return _sort(_sum(name, members, sizes_of[name]) for name, members in groups.items())
 
 
-def _sum(name: str, parts: list[Part], size_bytes: int) -> Part:
-    return Part(
+def _sum(name: str, rows: list[SummaryRow], size_bytes: int) -> SummaryRow:
+    return SummaryRow(
         name,
-        sum(part.touched_bytes for part in parts),
+        sum(row.touched_bytes for row in rows),
         size_bytes,
-        sum(part.files for part in parts),
-        min(part.first_touch_ms for part in parts),
+        sum(row.files for row in rows),
+        min(row.first_touch_ms for row in rows),
     )
 
 
-def _directories(rows: list[Part], sizes: Mapping[str, int]) -> tuple[Part, ...]:
-    """Directories that have enough of the hot bytes to stand alone; the rest in their parents."""
+def _by_directory(rows: list[SummaryRow], sizes: Mapping[str, int]) -> tuple[SummaryRow, ...]:
+    """Directories with enough of the hot bytes for a row; others count for their parents."""
     least = MIN_SHARE * sum(row.touched_bytes for row in rows)
-    groups: defaultdict[str, list[Part]] = defaultdict(list)
+    groups: defaultdict[str, list[SummaryRow]] = defaultdict(list)
     for row in rows:
         groups[_parent(row.name) if row.name != PADDING else PADDING].append(row)
     for depth in range(max((name.count("/") for name in groups), default=0), 0, -1):
         for name in [name for name in groups if name.count("/") == depth]:
-            if sum(part.touched_bytes for part in groups[name]) < least:
+            if sum(row.touched_bytes for row in groups[name]) < least:
                 groups[_parent(name)] += groups.pop(name)
-    whole: Counter[str] = Counter()
+    sizes_of: Counter[str] = Counter()
     for path, size in sizes.items():
         name = _parent(path)
         while name not in groups and name:
             name = _parent(name)
-        whole[name] += size
-    return _sorted(_sum(name or "/", parts, whole[name]) for name, parts in groups.items())
+        sizes_of[name] += size
+    return _sort(_sum(name or "/", members, sizes_of[name]) for name, members in groups.items())
 
 
 def _parent(path: str) -> str:

@@ -1,1 +1,1 @@
-"""From a stock image, wherever it lies, to its block image."""
+"""`image build`: from a stock image, wherever it is stored, to its block image."""

@@ -1,7 +1,6 @@
-"""An image out of a running Docker or Podman, through its socket.
+"""Saving an image of a running Docker or Podman as a docker-archive, through its socket.
 
-Source: Docker Engine API 1.41, `GET /images/{name}/get`, which Podman serves too. The answer is
-a docker-archive.
+Source: Docker Engine API 1.41, `GET /images/{name}/get`, which Podman serves as well.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(self.timeout)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self.timeout)
         try:
-            made.connect(self._path)
-        except BaseException:  # who asked never had it to close
-            made.close()
+            connection.connect(self._path)
+        except BaseException:  # the caller does not have it yet
+            connection.close()
             raise
-        self.sock = made
+        self.sock = connection
 
 
 def save_image(name: str, path: str, *, socket: str = "") -> None:
@@ -48,29 +47,29 @@ def save_image(name: str, path: str, *, socket: str = "") -> None:
     NotFoundError for an unknown image or when no container program runs, StoreUnavailableError
     when it fails.
     """
-    found = socket_path(socket)
-    connection = _UnixConnection(found, STALL_S)
+    server = socket_path(socket)
+    connection = _UnixConnection(server, STALL_S)
     try:
         quoted = urllib.parse.quote(name, safe="/:@")
         connection.request("GET", f"{_API}/images/{quoted}/get")
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            raise _fault(answer.status, name, found)
+            raise _error(answer.status, name, server)
         with open(path, "wb") as out:
             while piece := answer.read(_PIECE_BYTES):
                 out.write(piece)
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise StoreUnavailableError(
-            f"the container program at {found} did not give {name}: {error or 'no answer'}"
+            f"the container program at {server} did not give {name}: {error or 'no answer'}"
         ) from error
     except OSError as error:
-        raise from_os_error(error, f"get {name} from {found}") from error
+        raise from_os_error(error, f"get {name} from {server}") from error
     finally:
         connection.close()
 
 
 def socket_path(given: str) -> str:
-    """The socket to be asked. Raises NotFoundError when there is none."""
+    """The socket of a container program. Raises NotFoundError when there is none."""
     if given:
         scheme, mark, rest = given.partition("://")
         if mark and scheme != "unix":
@@ -84,7 +83,7 @@ def socket_path(given: str) -> str:
     )
 
 
-def _fault(status: int, name: str, where: str) -> Exception:
+def _error(status: int, name: str, where: str) -> Exception:
     if status == http.client.NOT_FOUND:
         return NotFoundError(f"the container program at {where} has no image {name}")
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):

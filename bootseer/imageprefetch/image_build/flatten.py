@@ -1,9 +1,9 @@
-"""Layers become one tree: what a container program shows when it has unpacked and stacked them.
+"""Flattening layers to one tree, which a container program would show after unpacking them.
 
 Layers are read once each, from the top one down, so that only what stays visible is ever stored.
-A layer's own tree is made first, as unpacking it alone would make it; then what lies above hides
-parts of it, and what is left is hung in. Nothing touches a disk: names that would lead out of the
-tree are refused, and links are followed within it.
+First a layer's own tree is made, as unpacking it alone would make it; the layers above hide parts
+of it, and the rest is merged into the tree. Nothing is written to a disk: names that would lead out
+of the tree are refused, and links are followed within it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_LINKS_FOLLOWED = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that an image may be made of; `unpacked_bytes` counts tar bytes of all layers.
+    """The limits of an image; `unpacked_bytes` counts the tar bytes of all layers.
 
-    `entry_bytes` is what paths, link targets and attributes may have, an entry on an average:
-    they are held in memory.
+    `entry_bytes` limits paths, link targets and attributes, on average for each entry: they are
+    held in memory.
     """
 
     entries: int = 1_000_000
@@ -45,7 +45,7 @@ class Limits:
 
     @property
     def header_bytes(self) -> int:
-        """What all entries together may have; a single one may take far more than its share."""
+        """The limit of all entries together; a single one may have far more than the average."""
         return max(1 << 20, self.entries * self.entry_bytes)
 
 
@@ -53,27 +53,27 @@ LIMITS = Limits()
 
 
 class _Node:
-    """A name. A directory without an inode is one that a layer only implies.
+    """A name. A directory without an inode is only implied by a layer.
 
-    `opaque`: nothing below it of lower layers is seen. `final`: neither is their directory's own
-    mode, owner and time. `gone` names are hidden in lower layers, and not there.
+    `opaque`: nothing below it of lower layers is visible. `final`: nor are mode, owner and time of
+    the directory in lower layers. A name that is `removed` is hidden in lower layers, and missing.
     """
 
-    __slots__ = ("children", "final", "gone", "inode", "opaque")
+    __slots__ = ("children", "final", "inode", "opaque", "removed")
 
-    def __init__(self, inode: Inode | None, *, gone: bool = False) -> None:
+    def __init__(self, inode: Inode | None, *, removed: bool = False) -> None:
         self.inode = inode
         self.children: dict[bytes, _Node] | None = None
-        if not gone and (inode is None or inode.kind is Kind.DIRECTORY):
+        if not removed and (inode is None or inode.kind is Kind.DIRECTORY):
             self.children = {}
         self.opaque = self.final = False
-        self.gone = gone
+        self.removed = removed
 
 
 class Flattener:
-    """Takes layers from the top one down, then gives the tree.
+    """Takes layers from the top one down, and then gives the tree.
 
-    `store(content, size)` is called for each file that is seen, as its bytes go by.
+    `store(content, size)` is called for each visible file while its bytes are read.
     """
 
     def __init__(self, store: Callable[[Content, int], Stored], limits: Limits = LIMITS) -> None:
@@ -82,9 +82,9 @@ class Flattener:
         self._entries = self._unpacked_bytes = self._header_bytes = 0
 
     def add(self, opened: Callable[[], AbstractContextManager[Iterator[bytes]]], name: str) -> None:
-        """Take the next lower layer: `opened()` gives its tar bytes, more than once if need be.
+        """Take the next lower layer; `opened()` gives its tar bytes, more than once if necessary.
 
-        Raises CorruptDataError, naming the layer by `name`, for whatever is no sound layer.
+        Raises CorruptDataError, naming the layer by `name`, for an invalid layer.
         """
         try:
             layer = _Layer(self)
@@ -95,16 +95,16 @@ class Flattener:
                     layer.read_wanted(Members(pieces, _ignore))
         except CorruptDataError as error:
             raise CorruptDataError(f"{name}: {error}") from error
-        _hang_in(self._top, layer.root)
+        _merge_below(self._top, layer.root)
 
     def entries(self) -> list[Entry]:
         """The whole tree."""
         out: list[Entry] = []
-        names: dict[int, bytes] = {}  # what an inode is found by
+        names: dict[int, bytes] = {}  # an inode's first name
         stack = [(b"", self._top)]
         while stack:
             path, node = stack.pop()
-            if node.gone:
+            if node.removed:
                 continue
             if node.children is None:
                 assert node.inode is not None
@@ -119,7 +119,7 @@ class Flattener:
         return out
 
     def sees(self, parts: list[bytes]) -> bool:
-        """Whether the layers so far let a file of the next lower one be seen."""
+        """Whether a file of the next lower layer is visible below the layers so far."""
         node = self._top
         for part in parts:
             if node.children is None or node.opaque:
@@ -134,7 +134,7 @@ class Flattener:
         return self._store(content, size_bytes)
 
     def count_header(self, header_bytes: int) -> None:
-        """Count what of an entry is kept in memory."""
+        """Count the bytes of an entry that are held in memory."""
         self._header_bytes += header_bytes
         if self._header_bytes > self._limits.header_bytes:
             raise CorruptDataError(
@@ -185,12 +185,12 @@ class _Layer:
             assert parent.children is not None
             node = parent.children.get(name)
             if node is None:
-                parent.children[name] = _Node(None, gone=True)
+                parent.children[name] = _Node(None, removed=True)
             else:
                 node.opaque = node.final = True
 
     def read_wanted(self, members: Members) -> None:
-        """Store what a visible name turned out to link to, though its own name is hidden."""
+        """Store files whose own names are hidden, but to which visible names link."""
         for number, member in enumerate(members, 1):
             inode = self.wanted.get(number)
             if inode is not None:
@@ -201,7 +201,7 @@ class _Layer:
         if not parts:
             self._take_root(member)
             return
-        parents, name = self._real(parts[:-1]), parts[-1]
+        parents, name = self._resolve(parts[:-1]), parts[-1]
         self._above.count_header(_path_bytes(parents) + len(name) + _header_bytes(member))
         parent = self._make(parents)
         assert parent.children is not None
@@ -212,7 +212,7 @@ class _Layer:
             self._link(parent, [*parents, name], member)
             return
         if member.kind is Kind.CHARACTER and member.rdev == 0:
-            self._whiteouts.append((parent, name))  # overlayfs's own form
+            self._whiteouts.append((parent, name))  # the form of overlayfs
             return
         inode = Inode(member, member.kind, self._number)
         before = parent.children.get(name)
@@ -236,7 +236,7 @@ class _Layer:
             parent.opaque = True
             return
         if name.startswith(_AUFS):
-            return  # records of aufs that no other file system needs
+            return  # metadata of aufs that no other file system needs
         hidden = name[len(WHITEOUT) :]
         if hidden in (b"", b".", b".."):
             raise CorruptDataError("it hides a name that is none")
@@ -244,7 +244,7 @@ class _Layer:
 
     def _link(self, parent: _Node, parts: list[bytes], member: Member) -> None:
         wanted = path_parts(member.link_target)
-        node = self._find(self._real(wanted[:-1]))
+        node = self._find(self._resolve(wanted[:-1]))
         if node is not None and wanted and node.children is not None:
             node = node.children.get(wanted[-1])
         if node is None or node.inode is None or node.children is not None:
@@ -257,21 +257,21 @@ class _Layer:
         if inode.size_bytes and inode.stored is None and self._above.sees(parts):
             self.wanted[inode.number] = inode
 
-    def _real(self, parts: list[bytes]) -> list[bytes]:
-        """Where a directory is, following this layer's own links, as the kernel would."""
+    def _resolve(self, parts: list[bytes]) -> list[bytes]:
+        """The path of a directory with this layer's own links followed, as the kernel does."""
         node: _Node | None = self.root
         for part in parts:
             node = node.children.get(part) if node is not None and node.children else None
             if node is None:
                 break
             if node.children is None:
-                return self._followed(parts)
+                return self._follow_links(parts)
         return parts
 
-    def _followed(self, parts: list[bytes]) -> list[bytes]:
-        """`parts` with a link, or several, among them."""
+    def _follow_links(self, parts: list[bytes]) -> list[bytes]:
+        """As `_resolve`, for a path with links."""
         done: list[bytes] = []
-        nodes: list[_Node | None] = [self.root]  # what `done` leads over; None: not there yet
+        nodes: list[_Node | None] = [self.root]  # the nodes along `done`; None: not there yet
         left = [*reversed(parts)]
         followed = 0
         while left:
@@ -303,7 +303,7 @@ class _Layer:
         return done
 
     def _find(self, parts: list[bytes]) -> _Node | None:
-        """The node at `parts`, if it is there."""
+        """The node at `parts`, if it exists."""
         node: _Node | None = self.root
         for part in parts:
             if node is None:
@@ -312,7 +312,7 @@ class _Layer:
         return node
 
     def _make(self, parts: list[bytes]) -> _Node:
-        """The directory at `parts`; implied, with its parents, where it is not there."""
+        """The directory at `parts`; a missing one is implied, with its parents."""
         node = self.root
         for part in parts:
             below = node.children.get(part) if node.children is not None else _not_there()
@@ -332,7 +332,7 @@ def _path_bytes(parts: list[bytes]) -> int:
 
 
 def _header_bytes(member: Member) -> int:
-    """What is kept of a member beside its name."""
+    """The bytes of a member that are held in memory, besides its name."""
     own = sum(len(name) + len(value) for name, value in member.xattrs.items())
     return own + len(member.link_target)
 
@@ -341,8 +341,8 @@ def _not_there() -> NoReturn:
     raise CorruptDataError("it lies below something that is no directory")
 
 
-def _hang_in(top: _Node, lower: _Node) -> None:
-    """Put a lower layer's tree under what is there already."""
+def _merge_below(top: _Node, lower: _Node) -> None:
+    """Merge a lower layer's tree into the tree of the layers above."""
     stack = [(top, lower)]
     while stack:
         above, below = stack.pop()
@@ -357,6 +357,6 @@ def _hang_in(top: _Node, lower: _Node) -> None:
             elif known.children is not None and child.children is not None:
                 stack.append((known, child))
             elif known.children is not None:
-                known.opaque = known.final = True  # a file or a whiteout ends what lies below it
+                known.opaque = known.final = True  # a file or a whiteout hides lower layers
         above.opaque |= below.opaque
         above.final |= below.final

@@ -1,7 +1,7 @@
-"""Where a stock image comes from: a registry or layout, an archive, a running container program.
+"""The layers of a stock image from a registry or layout, or from an archive.
 
-All give the same: what names the image, and its layers' tar bytes, checked against their digests
-by whoever read them to the end.
+Each source gives the layers' tar bytes, which are checked against their digests when they have been
+read to the end.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError, from_os_error
-from bootseer.imageprefetch.image_build.layer_reader import Readable, ahead, unpacked
+from bootseer.imageprefetch.image_build.docker_archive import DockerArchive
+from bootseer.imageprefetch.image_build.layer_reader import Readable, decompress, prefetch
 from bootseer.imageprefetch.image_build.layer_spool import LayerSpool
+from bootseer.storage.oci.config import LIMIT_BYTES, MAX_LAYERS, diff_ids_of
 from bootseer.system.regular_files import open_to_read
 
 if TYPE_CHECKING:
@@ -23,17 +26,15 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Progress, Repository
 
 _PIECE_BYTES = 1 << 20
-CONFIG_BYTES = 16 << 20
-MAX_LAYERS = 1000
-_LOOKED_AT_BYTES = 1 << 30  # of a layer that makes no sense: was it damaged on its way?
-_MOST_BEHIND_BYTES = 64 << 20  # tar programs pad by 10 KiB
+_CHECKED_BYTES = 1 << 30  # of a layer that makes no sense: was it damaged in transfer?
+_MOST_PADDING_BYTES = 64 << 20  # tar programs pad by 10 KiB
 
 
-class Layers(Protocol):
+class ImageLayers(Protocol):
     """A stock image's layers; a context manager.
 
-    `diff_ids` are the sha256 digests of their tar bytes, the lowest first, as the image's config
-    lists them: two images with the same ones have the same tree.
+    `diff_ids` are the sha256 digests of their tar bytes, the lowest first, as in the image's
+    config: images with the same ones have the same tree.
     """
 
     @property
@@ -45,16 +46,16 @@ class Layers(Protocol):
 
     @property
     def damaged(self) -> bool:
-        """Whether a layer arrived with wrong bytes: the next try may get the right ones."""
+        """Whether a layer arrived with wrong bytes: a second try may get the right ones."""
 
     def opened(self, number: int) -> AbstractContextManager[Iterator[bytes]]:
-        """The tar bytes of a layer, 0 being the lowest; can be asked again.
+        """The tar bytes of a layer, 0 being the lowest; a layer can be opened again.
 
         Leaving the block normally checks the layer's digest, and raises CorruptDataError.
         """
 
     def close(self) -> None:
-        """Let go of everything; twice is safe."""
+        """Free all resources; twice is safe."""
 
     def __enter__(self) -> Self: ...
 
@@ -66,63 +67,56 @@ class Layers(Protocol):
     ) -> None: ...
 
 
-class _Closing:
-    @property
-    def damaged(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Let go of everything; twice is safe."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class RepositoryLayers(_Closing):
-    """The layers of an image in a registry, fetched into `folder`; or in a layout, where it is.
-
-    Raises CorruptDataError when they are said to have more than `limit_bytes`.
-    """
+class RepositoryLayers(Closing):
+    """The layers of an image in a repository: those of a layout in place, others by a spool."""
 
     def __init__(
         self,
+        layers: Sequence[Descriptor],
+        diff_ids: tuple[str, ...],
+        paths: Sequence[str],
+        spool: LayerSpool | None,
+        progress: Progress | None,
+    ) -> None:
+        self._layers, self.diff_ids, self._paths = layers, diff_ids, paths
+        self._spool, self._progress = spool, progress
+        self.size_bytes = sum(layer.size_bytes for layer in layers)
+
+    @classmethod
+    def open(
+        cls,
         repository: Repository,
         manifest: Manifest,
         folder: str,
         progress: Progress | None = None,
         *,
         limit_bytes: int = 1 << 62,
-    ) -> None:
-        self._layers = manifest.layers
-        if len(self._layers) > MAX_LAYERS:
+    ) -> RepositoryLayers:
+        """Open an image's layers, fetched into `folder` where they are not on this machine.
+
+        Raises CorruptDataError when they have more than `limit_bytes` by the manifest.
+        """
+        layers = manifest.layers
+        if len(layers) > MAX_LAYERS:
             raise CorruptDataError(f"the image has more than {MAX_LAYERS} layers")
-        for layer in self._layers:
-            _check_kind(layer)
-        self.diff_ids = diff_ids_of(repository.blob(manifest.config, limit_bytes=CONFIG_BYTES))
-        if len(self.diff_ids) != len(self._layers):
+        for layer in layers:
+            _check_media_type(layer)
+        diff_ids = diff_ids_of(repository.blob(manifest.config, limit_bytes=LIMIT_BYTES))
+        if len(diff_ids) != len(layers):
             raise CorruptDataError("the image's config lists other layers than its manifest")
-        self.size_bytes = sum(layer.size_bytes for layer in self._layers)
-        if self.size_bytes > limit_bytes:  # before any of it fills the cache
+        size_bytes = sum(layer.size_bytes for layer in layers)
+        if size_bytes > limit_bytes:  # before they fill the cache
             raise CorruptDataError(
                 f"the image unpacks to more than {limit_bytes} bytes: its layers alone have "
-                f"{self.size_bytes}; raise the limit if it may be so large"
+                f"{size_bytes}; raise the limit if it may be so large"
             )
-        paths = [repository.store.local_path(layer.digest) for layer in self._layers]
-        self._paths = [path for path in paths if path is not None]
-        self._progress = progress
-        self._spool: LayerSpool | None = None
-        if len(self._paths) < len(paths):
-            ordered = list({layer.digest: layer for layer in reversed(self._layers)}.values())
-            self._spool = LayerSpool(repository, ordered, folder, progress)
-            self._spool.__enter__()
+        local_paths = [repository.store.local_path(layer.digest) for layer in layers]
+        paths = [path for path in local_paths if path is not None]
+        spool = None
+        if len(paths) < len(layers):
+            ordered = list({layer.digest: layer for layer in reversed(layers)}.values())
+            spool = LayerSpool(repository, ordered, folder, progress).start()
+        return cls(layers, diff_ids, paths, spool, progress)
 
     @property
     def damaged(self) -> bool:
@@ -136,10 +130,10 @@ class RepositoryLayers(_Closing):
     def opened(self, number: int) -> Iterator[Iterator[bytes]]:
         layer = self._layers[number]
         if self._spool is None:
-            with open_file(self._paths[number], layer.size_bytes, self._progress) as source:
-                checked = _Checked(source, layer.digest)
-                content = Unpacked(unpacked(checked))
-                with ahead(content.pieces) as pieces:
+            with open_section(self._paths[number], layer.size_bytes, self._progress) as source:
+                checked = _DigestReader(source, layer.digest)
+                content = LayerContent(decompress(checked))
+                with prefetch(content.pieces) as pieces:
                     yield pieces
                     content.drain(pieces)
                 checked.finish()
@@ -147,30 +141,30 @@ class RepositoryLayers(_Closing):
             return
         spooled = self._spool.open(layer.digest)
         try:
-            content = Unpacked(unpacked(spooled))
-            with ahead(content.pieces, spooled.cancel) as pieces:
+            content = LayerContent(decompress(spooled))
+            with prefetch(content.pieces, spooled.cancel) as pieces:
                 yield pieces
                 content.drain(pieces)
             while spooled.read(_PIECE_BYTES):
-                pass  # its end comes only when the digest was right
+                pass  # it ends only if the digest is right
         except CorruptDataError:
-            if layer.size_bytes <= _LOOKED_AT_BYTES:
-                self._look_at(layer)
+            if layer.size_bytes <= _CHECKED_BYTES:
+                self._check_transfer(layer)
             raise
         finally:
             spooled.close()
         content.check(layer.digest, self.diff_ids[number])
 
-    def _look_at(self, layer: Descriptor) -> None:
-        """Raise CorruptDataError where a layer that makes no sense has arrived damaged."""
+    def _check_transfer(self, layer: Descriptor) -> None:
+        """Raise CorruptDataError if a layer that makes no sense was damaged in transfer."""
         assert self._spool is not None
         with closing(self._spool.open(layer.digest)) as again:
             while again.read(_PIECE_BYTES):
                 pass
 
 
-class _Checked:
-    """Bytes on their way, and whether they are the right ones."""
+class _DigestReader:
+    """Reads from a source and checks the digest of all of its bytes."""
 
     def __init__(self, source: Readable, digest: str) -> None:
         self._source, self._digest = source, digest
@@ -182,7 +176,7 @@ class _Checked:
         return data
 
     def finish(self) -> None:
-        """Read on to the end; CorruptDataError unless all bytes were right."""
+        """Read to the end; CorruptDataError unless the bytes have the digest."""
         while self.read(_PIECE_BYTES):
             pass
         if self._check.hexdigest() != self._digest.partition(":")[2]:
@@ -191,8 +185,8 @@ class _Checked:
             )
 
 
-class _Part:
-    """A stretch of a file, read from its start."""
+class _Section:
+    """A section of a file, read from its start."""
 
     def __init__(self, fd: int, offset: int, size_bytes: int, progress: Progress | None) -> None:
         self._fd, self._at, self._end = fd, offset, offset + size_bytes
@@ -207,21 +201,21 @@ class _Part:
 
 
 @contextmanager
-def open_file(
+def open_section(
     path: str, size_bytes: int, progress: Progress | None = None, offset: int = 0
 ) -> Iterator[Readable]:
-    """Read a stretch of a file from its start."""
+    """Read a section of a file from its start."""
     try:
         fd = open_to_read(path)
     except OSError as error:
         raise from_os_error(error, f"read {path}") from error
     try:
-        yield _Part(fd, offset, size_bytes, progress)
+        yield _Section(fd, offset, size_bytes, progress)
     finally:
         os.close(fd)
 
 
-def _check_kind(layer: Descriptor) -> None:
+def _check_media_type(layer: Descriptor) -> None:
     kind = layer.media_type
     if "tar" not in kind or kind.endswith("+encrypted"):
         raise NotSupportedError(
@@ -229,81 +223,83 @@ def _check_kind(layer: Descriptor) -> None:
         )
 
 
-def diff_ids_of(config: bytes) -> tuple[str, ...]:
-    """The digests of an image's unpacked layers, of its config."""
-    from bootseer.storage.oci.manifest import parse_object
-    from bootseer.storage.oci.reference import DIGEST
-
-    rootfs = parse_object(config, "the image's config").get("rootfs")
-    listed = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
-        raise CorruptDataError("the image's config does not list its layers")
-    for digest in listed:
-        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise CorruptDataError("the image's config lists a layer without a digest")
-    return tuple(listed)
-
-
-class ArchiveLayers(_Closing):
+class ArchiveLayers(Closing):
     """The layers of an image in a docker-archive, the file that `docker save` writes.
 
-    `name` chooses one of several images. The archive may be compressed; then it is unpacked into
-    `folder` first, up to `limit_bytes`. Its layers are checked against the config's list.
+    `sections` are the offset and length of each layer in the uncompressed archive at `path`.
     """
+
+    damaged = False
 
     def __init__(
         self,
+        path: str,
+        sections: Sequence[tuple[int, int]],
+        diff_ids: tuple[str, ...],
+        progress: Progress | None,
+    ) -> None:
+        self._path, self._sections, self.diff_ids = path, sections, diff_ids
+        self._progress = progress
+        self.size_bytes = sum(length for _, length in sections)
+
+    @classmethod
+    def open(
+        cls,
         path: str,
         name: str,
         folder: str,
         progress: Progress | None = None,
         *,
         limit_bytes: int = 1 << 62,
-    ) -> None:
-        from bootseer.imageprefetch.image_build.docker_archive import Archive
+    ) -> ArchiveLayers:
+        """Open the layers of the image `name` in an archive; "" where it has only one.
 
-        self._archive = Archive(path, folder, limit_bytes)
-        self._progress = progress
-        config, self._parts = self._archive.image(name)
-        self.diff_ids = diff_ids_of(config)
-        self.size_bytes = sum(length for _, length in self._parts)
-        if len(self.diff_ids) != len(self._parts):
+        A compressed archive is unpacked into `folder` first, up to `limit_bytes`.
+        """
+        archive = DockerArchive.open(path, folder, limit_bytes)
+        config, sections = archive.image(name)
+        diff_ids = diff_ids_of(config)
+        if len(diff_ids) != len(sections):
             raise CorruptDataError(f"{path} lists other layers than its image's config")
+        return cls(archive.path, sections, diff_ids, progress)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     @contextmanager
     def opened(self, number: int) -> Iterator[Iterator[bytes]]:
-        offset, length = self._parts[number]
-        name = f"{number} of {self._archive.path}"
-        with open_file(self._archive.path, length, self._progress, offset) as source:
-            content = Unpacked(unpacked(source))
-            with ahead(content.pieces) as pieces:
+        offset, length = self._sections[number]
+        name = f"{number} of {self._path}"
+        with open_section(self._path, length, self._progress, offset) as source:
+            content = LayerContent(decompress(source))
+            with prefetch(content.pieces) as pieces:
                 yield pieces
                 content.drain(pieces)
         content.check(name, self.diff_ids[number])
 
 
-class Unpacked:
-    """A layer's tar bytes on their way, and whether they are those that its image names."""
+class LayerContent:
+    """A layer's tar bytes, whose digest is checked when they have been read."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._check = hashlib.sha256()
-        self.pieces = self._hashed(pieces)
+        self.pieces = self._hash(pieces)
 
-    def _hashed(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def _hash(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             self._check.update(piece)
             yield piece
 
     def drain(self, pieces: Iterator[bytes]) -> None:
-        """Take what stands behind the tar file's end, which counts in the digest."""
-        behind = 0
+        """Read what follows the end of the tar file, which the digest covers."""
+        padding_bytes = 0
         for piece in pieces:
-            behind += len(piece)
-            if behind > _MOST_BEHIND_BYTES:
+            padding_bytes += len(piece)
+            if padding_bytes > _MOST_PADDING_BYTES:
                 break
 
     def check(self, layer: str, diff_id: str) -> None:
-        """Raise CorruptDataError unless these were all bytes of `diff_id`."""
+        """Raise CorruptDataError unless the bytes have the digest `diff_id`."""
         if f"sha256:{self._check.hexdigest()}" != diff_id:
             raise CorruptDataError(
                 f"the layer {layer} unpacks to other bytes than the image's config says "
@@ -311,7 +307,7 @@ class Unpacked:
             )
 
 
-def same_tree(some: Sequence[str], others: Sequence[str], what: str) -> None:
-    """Raise UsageError unless two images have the same layers; `what` names them both."""
+def check_same_layers(some: Sequence[str], others: Sequence[str], what: str) -> None:
+    """Raise UsageError unless two images have the same `diff_ids`; `what` names them both."""
     if tuple(some) != tuple(others):
         raise UsageError(f"{what} are different images: their layers differ")

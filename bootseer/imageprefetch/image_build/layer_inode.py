@@ -1,4 +1,4 @@
-"""What a layer says of one file, as far as an image keeps it; and names that lead nowhere else."""
+"""A file of a layer with the metadata that an image keeps, and checks of member names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CAPABILITY = b"security.capability"
 
 
 class Inode:
-    """A file of whatever kind, under any number of names; member `number` of its layer.
+    """A file of any kind, with any number of names; member `number` of its layer.
 
-    Raises CorruptDataError for what no file system would take.
+    Raises CorruptDataError for metadata that no file system accepts.
     """
 
     __slots__ = (
@@ -48,9 +48,9 @@ class Inode:
         self.stored: Stored | None = None
 
     def relink(self, member: Member) -> None:
-        """Take what a further name's header says, as unpacking programs do.
+        """Take the metadata of a further name's header, as unpacking programs do.
 
-        Where they change the owner, the kernel takes the file's capabilities away.
+        Where they change the owner, the kernel removes the file's capabilities.
         """
         kept = dict(self.xattrs)
         if (self.uid, self.gid) != (member.uid, member.gid):
@@ -77,7 +77,7 @@ class Inode:
 
 
 def shown_name(name: bytes) -> str:
-    """A name for a message, in one line; of a long one its beginning, its end and its length."""
+    """A name for a message, in one line; a long one is abbreviated."""
     if len(name) <= SHOWN_BYTES:
         return _printable(name)
     half = SHOWN_BYTES // 2
@@ -90,7 +90,7 @@ def _printable(name: bytes) -> str:
 
 
 def path_parts(name: bytes) -> list[bytes]:
-    """A member's name as parts below the root. Raises CorruptDataError when it leads out."""
+    """A member's name as parts below the root. Raises CorruptDataError for one that leads out."""
     parts: list[bytes] = []
     for part in name.split(b"/"):
         if part in (b"", b"."):
@@ -109,7 +109,7 @@ def path_parts(name: bytes) -> list[bytes]:
 
 
 def _xattrs(given: dict[bytes, bytes]) -> Mapping[bytes, bytes]:
-    """What of a member's attributes the image keeps: not overlayfs's own, nor unknown kinds."""
+    """The attributes that the image keeps: not those of overlayfs, nor unknown kinds."""
     if not given:
         return NO_XATTRS
     if any(b"\0" in name for name in given):

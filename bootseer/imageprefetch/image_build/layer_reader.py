@@ -1,7 +1,7 @@
-"""A layer as it comes: unpacked as a stream, and its members with their content.
+"""Reading a layer as a stream: decompression, and the members of its tar file with their content.
 
-Nothing is written anywhere. What a layer's size, its number of members or its headers may be is
-bounded, so that no layer can fill memory; a member's content is read only by who wants it.
+Nothing is written. Sizes, the number of members and their headers are limited, so that no layer
+can fill memory; a member's content is read only where it is needed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from bootseer.imageprefetch.image_build.tar_reader import BLOCK, Member
 
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 1 << 20
-_XZ_BYTES = MAX_WINDOW_BYTES + (1 << 20)  # the dictionary and what the decoder needs beside it
-_AHEAD = 8  # pieces that are unpacked before somebody asks
+_XZ_BYTES = MAX_WINDOW_BYTES + (1 << 20)  # the dictionary, and what else the decoder needs
+_AHEAD = 8  # pieces that are decompressed in advance
 
 
 class Readable(Protocol):
-    """What a layer's stored bytes are read from."""
+    """A source of a layer's stored bytes."""
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end."""
 
 
-def unpacked(source: Readable) -> Iterator[bytes]:
-    """A layer's tar bytes, of gzip, zstd, xz, bzip2 or nothing, told by how it begins."""
+def decompress(source: Readable) -> Iterator[bytes]:
+    """A layer's tar bytes, from gzip, zstd, xz, bzip2 or no compression, by its first bytes."""
     head = source.read(_INPUT_BYTES)
     if head.startswith(b"\x1f\x8b"):
         return _gunzip(head, source)
     if head.startswith((b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")):
         return _unzstd(head, source)
     if head.startswith((b"\xfd7zXZ\x00", b"BZh")):
-        return _by_module(head, source)
+        return _decompress_by_module(head, source)
     return _plain(head, source)
 
 
@@ -53,7 +53,7 @@ def _plain(head: bytes, source: Readable) -> Iterator[bytes]:
 
 
 def _gunzip(data: bytes, source: Readable) -> Iterator[bytes]:
-    """Any number of gzip members; stargz makes one of each file."""
+    """Any number of gzip members; stargz has one for each file."""
     while data:
         unpacker = zlib.decompressobj(31)
         while not unpacker.eof:
@@ -72,7 +72,7 @@ def _gunzip(data: bytes, source: Readable) -> Iterator[bytes]:
 
 
 class _Chained:
-    """A source with bytes before it that were read already, and others behind it."""
+    """A source between bytes that were read from it already and others that follow it."""
 
     def __init__(self, head: bytes, source: Readable, tail: bytes = b"") -> None:
         self._head, self._source, self._tail = head, source, tail
@@ -88,26 +88,26 @@ class _Chained:
 
 
 def _unzstd(head: bytes, source: Readable) -> Iterator[bytes]:
-    """Any number of frames. The reader takes a cut one for the end, so a mark is put behind it."""
-    mark = os.urandom(16)
+    """Any number of frames. The reader takes a cut frame for the end, so a marker is appended."""
+    marker = os.urandom(16)
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    chained: BinaryIO = _Chained(head, source, zstandard.compress(mark))  # type: ignore[assignment]
+    chained: BinaryIO = _Chained(head, source, zstandard.compress(marker))  # type: ignore[assignment]
     held = b""
     try:
         reader = decompressor.stream_reader(chained, read_across_frames=True)
         while piece := reader.read(_OUTPUT_BYTES):
             whole = held + piece
-            held = whole[-len(mark) :]
-            if len(whole) > len(mark):
-                yield whole[: -len(mark)]
+            held = whole[-len(marker) :]
+            if len(whole) > len(marker):
+                yield whole[: -len(marker)]
     except zstandard.ZstdError as error:
         raise CorruptDataError(f"a layer is no intact zstd: {error}") from error
-    if held != mark:
+    if held != marker:
         raise CorruptDataError("a layer's zstd ends early")
 
 
-def _by_module(head: bytes, source: Readable) -> Iterator[bytes]:
-    """Any number of xz or bzip2 streams; xz's dictionaries as far as a zstd window may go."""
+def _decompress_by_module(head: bytes, source: Readable) -> Iterator[bytes]:
+    """Any number of xz or bzip2 streams; xz's dictionaries have the limit of zstd's windows."""
     import bz2
     import lzma
 
@@ -138,39 +138,39 @@ def _by_module(head: bytes, source: Readable) -> Iterator[bytes]:
 
 
 @contextmanager
-def ahead(
+def prefetch(
     pieces: Iterator[bytes], cancel: Callable[[], None] | None = None
 ) -> Iterator[Iterator[bytes]]:
-    """Let a thread make the pieces, a few before they are asked for.
+    """Have a thread produce the pieces, a few in advance.
 
-    `cancel` is called when the block is left by an exception, so that the thread waits for
-    nothing any more.
+    `cancel` is called when the block is left by an exception, so that the thread does not wait any
+    longer.
     """
-    made = _Ahead(pieces)
-    made.thread.start()
+    prefetcher = _Prefetcher(pieces)
+    prefetcher.thread.start()
     try:
-        yield made.take()
-    except BaseException:  # readers that wait must end too
+        yield prefetcher.take()
+    except BaseException:  # the thread, which may wait, must end too
         if cancel is not None:
             cancel()
         raise
     finally:
-        made.stopped.set()
-        made.thread.join()
+        prefetcher.stopped.set()
+        prefetcher.thread.join()
 
 
-class _Ahead:
-    """Pieces, or the error that ended them, on their way from one thread to another."""
+class _Prefetcher:
+    """Hands pieces, or the error that ended them, from one thread to another."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._made: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="unpack", daemon=True)
 
     def take(self) -> Iterator[bytes]:
-        """The pieces; raises what making them raised."""
-        while (item := self._made.get()) is not None:
+        """The pieces; raises what producing them raised."""
+        while (item := self._queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
@@ -187,15 +187,15 @@ class _Ahead:
     def _put(self, item: bytes | BaseException | None) -> bool:
         while not self.stopped.is_set():
             try:
-                self._made.put(item, timeout=0.2)
+                self._queue.put(item, timeout=0.2)
             except queue.Full:
                 continue
             return True
         return False
 
 
-class _Bytes:
-    """A stream of pieces, taken in any lengths."""
+class _ByteStream:
+    """A stream of pieces, read in any lengths."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -212,7 +212,7 @@ class _Bytes:
         return out
 
     def pieces(self, length: int, most: int, *, short: bool = False) -> Iterator[memoryview]:
-        """The next `length` bytes in pieces; raises CorruptDataError when they are not there."""
+        """The next `length` bytes in pieces; raises CorruptDataError where they are missing."""
         while length:
             if not self._left:
                 piece = next(self._pieces, b"")
@@ -232,13 +232,13 @@ class _Bytes:
 
 
 class Members:
-    """A tar stream's members in turn; the content of the last one can be read as `Content`.
+    """A tar stream's members one by one; the content of the last one can be read as `Content`.
 
-    `on_bytes` hears how many bytes were gone through, and may raise.
+    `on_bytes` is called with the number of bytes that were read, and may raise.
     """
 
     def __init__(self, pieces: Iterator[bytes], on_bytes: Callable[[int], None]) -> None:
-        self._bytes = _Bytes(pieces)
+        self._bytes = _ByteStream(pieces)
         self._on_bytes = on_bytes
         self._left = self._padding = 0
         self.segments: list[tuple[int, int]] | None = None
@@ -247,11 +247,11 @@ class Members:
         while (member := self._next()) is not None:
             yield member
             for _ in self.chunks(1 << 30):
-                pass  # what nobody read
-            self._bytes.exactly(self._padding)  # some programs leave out the last member's
+                pass  # content that was not read
+            self._bytes.exactly(self._padding)  # some programs omit the last member's
 
     def chunks(self, size_bytes: int) -> Iterator[memoryview]:
-        """The current member's stored bytes, as far as they were not read yet."""
+        """The current member's stored bytes that were not read yet."""
         while self._left:
             piece = next(self._bytes.pieces(self._left, size_bytes))
             self._left -= len(piece)
@@ -261,7 +261,7 @@ class Members:
         """The next header block; None at the end of the archive."""
         block = self._bytes.exactly(BLOCK)
         if len(block) == BLOCK and tar_reader.is_end(block):
-            if any(self._bytes.exactly(BLOCK)):  # programs that read on would find other members
+            if any(self._bytes.exactly(BLOCK)):  # programs that read on would see more members
                 raise CorruptDataError("a layer has a block of zeros where a tar header should be")
             return None
         if not block:
@@ -274,27 +274,27 @@ class Members:
     def _next(self) -> Member | None:
         pax = tar_reader.NO_PAX
         long_name = long_link = b""
-        begun = False
+        is_begun = False
         while (block := self._header()) is not None:
             flag = block[156:157]
             if flag not in (b"x", b"g", b"L", b"K"):
                 member = tar_reader.parse_member(block, pax, long_name, long_link)
                 self._begin(member)
                 return member
-            data = self._extra(block)
-            begun = flag != b"g"
+            data = self._read_extension(block)
+            is_begun = flag != b"g"
             if flag == b"x":
                 pax = tar_reader.parse_pax(data)
             elif flag == b"L":
                 long_name = tar_reader.text_of(data)
             elif flag == b"K":
                 long_link = tar_reader.text_of(data)
-            # A global pax header says nothing of one member; container programs ignore it too.
-        if begun:
+            # A global pax header is not about one member; container programs ignore it too.
+        if is_begun:
             raise CorruptDataError("a layer ends where a member should follow")
         return None
 
-    def _extra(self, block: bytes) -> bytes:
+    def _read_extension(self, block: bytes) -> bytes:
         length = tar_reader.number(block[124:136], "a size")
         if not 0 <= length <= tar_reader.MAX_HEADER_BYTES:
             raise CorruptDataError(
@@ -324,7 +324,7 @@ class Members:
         self.segments = member.segments
 
     def _read_map(self, member: Member) -> None:
-        """Decimal lines, padded to a block: how many segments, then their numbers."""
+        """Read the map of a sparse file: decimal lines, padded to a block, the count first."""
         text = bytearray()
         lines, wanted = 0, 1
         while lines < wanted:

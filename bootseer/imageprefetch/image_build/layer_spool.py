@@ -1,7 +1,7 @@
-"""Layers on their way to this machine: fetched in the background, read as they grow.
+"""Layers that are fetched in the background and read as they arrive.
 
-What arrived stays in a folder, so that a build that was broken off goes on where it was. Each
-layer is checked against its digest; reading one to its end raises when it does not match.
+They are kept in a folder, so that an interrupted build continues where it was. Each layer is
+checked against its digest; reading one to its end raises when it does not match.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 from bootseer.system.regular_files import write_fully
@@ -24,8 +23,8 @@ _PIECE_BYTES = 1 << 20
 FETCHES = 2  # layers that are fetched at a time
 
 
-class _Arriving:
-    """One layer: how much of its file is there."""
+class _LayerDownload:
+    """One layer, and how much of its file has arrived."""
 
     def __init__(self, descriptor: Descriptor, folder: str) -> None:
         self.descriptor = descriptor
@@ -36,7 +35,7 @@ class _Arriving:
 
 
 class LayerSpool:
-    """Fetches layers in the order given, a few at a time; a context manager that stops it."""
+    """Fetches layers in the given order, a few at a time, from `start` to `close`."""
 
     def __init__(
         self,
@@ -46,34 +45,27 @@ class LayerSpool:
         progress: Progress | None = None,
     ) -> None:
         self._repository, self._progress = repository, progress
-        self._layers = {layer.digest: _Arriving(layer, folder) for layer in layers}
+        self._layers = {layer.digest: _LayerDownload(layer, folder) for layer in layers}
         self._waiting = list(self._layers.values())
         self._changed = threading.Condition()
         self._streams: set[BlobStream] = set()
         self._stopped = False
         self.damaged = False
-        """Whether a layer came with wrong bytes: fetched anew, from elsewhere, it may be right."""
+        """Whether a layer had wrong bytes: fetched again, from another mirror, it may be right."""
         count = min(FETCHES, len(self._waiting))
         self._threads = [
             threading.Thread(target=self._run, name="fetch-layer", daemon=True)
             for _ in range(count)
         ]
 
-    def __enter__(self) -> Self:
+    def start(self) -> LayerSpool:
+        """Begin to fetch."""
         for thread in self._threads:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Stop fetching; what is there stays. Twice is safe."""
+        """Stop fetching; what has arrived stays. Twice is safe."""
         with self._changed:
             self._stopped = True
             streams = list(self._streams)
@@ -85,11 +77,16 @@ class LayerSpool:
                 thread.join()
 
     def open(self, digest: str) -> SpooledLayer:
-        """Read a layer from its start, from any thread."""
-        return SpooledLayer(self, self._layers[digest])
+        """Read a layer from its start, in any thread."""
+        layer = self._layers[digest]
+        try:
+            fd = os.open(layer.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise from_os_error(error, f"read {layer.path}") from error
+        return SpooledLayer(self, layer, fd)
 
-    def wait(self, layer: _Arriving, beyond_bytes: int, reader: SpooledLayer) -> int:
-        """How much is there, as soon as that is more than `beyond_bytes` or all of it."""
+    def wait(self, layer: _LayerDownload, beyond_bytes: int, reader: SpooledLayer) -> int:
+        """How much has arrived, as soon as it is more than `beyond_bytes` or all of it."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -107,7 +104,7 @@ class LayerSpool:
             return layer.have_bytes
 
     def wake(self) -> None:
-        """Let those who wait look again."""
+        """Have waiting readers check again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -120,9 +117,9 @@ class LayerSpool:
             try:
                 self._fetch(layer)
             except BaseException as error:  # it is raised again where the layer is read
-                self._failed(layer, error)
+                self._fail(layer, error)
 
-    def _fetch(self, layer: _Arriving) -> None:
+    def _fetch(self, layer: _LayerDownload) -> None:
         size = layer.descriptor.size_bytes
         name, _, wanted = layer.descriptor.digest.partition(":")
         check = hashlib.new(name)
@@ -132,11 +129,11 @@ class LayerSpool:
                 if layer.have_bytes < size:
                     self._stream(layer, file.fileno(), check)
                 if self._stopped and layer.have_bytes < size:
-                    return  # the next build goes on here
+                    return  # the next build continues here
                 if layer.have_bytes != size or check.hexdigest() != wanted:
                     self.damaged = True
-                    self._failed(layer, _damaged(layer))
-                    os.ftruncate(file.fileno(), 0)  # whoever reads it has been told
+                    self._fail(layer, _damage_error(layer))
+                    os.ftruncate(file.fileno(), 0)  # its readers have got the error
                     return
         except OSError as error:
             raise from_os_error(error, f"write {layer.path}") from error
@@ -144,38 +141,38 @@ class LayerSpool:
             layer.done = True
             self._changed.notify_all()
 
-    def _failed(self, layer: _Arriving, error: BaseException) -> None:
+    def _fail(self, layer: _LayerDownload, error: BaseException) -> None:
         with self._changed:
             layer.error = error
             self._changed.notify_all()
 
-    def _take_up(self, layer: _Arriving, fd: int, check: hashlib._Hash) -> None:
-        """Count in what an earlier build has fetched."""
+    def _take_up(self, layer: _LayerDownload, fd: int, check: hashlib._Hash) -> None:
+        """Add what an earlier build has fetched."""
         if os.fstat(fd).st_size > layer.descriptor.size_bytes:
             os.ftruncate(fd, 0)
         while not self._stopped and (piece := os.pread(fd, _PIECE_BYTES, layer.have_bytes)):
             check.update(piece)
-            self._arrived(layer, len(piece))
+            self._note_arrival(layer, len(piece))
 
-    def _stream(self, layer: _Arriving, fd: int, check: hashlib._Hash) -> None:
+    def _stream(self, layer: _LayerDownload, fd: int, check: hashlib._Hash) -> None:
         buffer = memoryview(bytearray(_PIECE_BYTES))
         digest, offset = layer.descriptor.digest, layer.have_bytes
-        # Verified where it can be, so that the repository knows whose bytes were wrong.
+        # Verified if possible, so that the repository knows which mirror had wrong bytes.
         with self._repository.stream(digest, offset, verify=not offset) as stream:
             with self._changed:
                 self._streams.add(stream)
             try:
-                while not self._stopped and (count := _next(stream, buffer)):
+                while not self._stopped and (count := _read_next(stream, buffer)):
                     if layer.have_bytes + count > layer.descriptor.size_bytes:
                         raise CorruptDataError(f"the layer {digest} is longer than its size")
                     write_fully(fd, buffer[:count])
                     check.update(buffer[:count])
-                    self._arrived(layer, count)
+                    self._note_arrival(layer, count)
             finally:
                 with self._changed:
                     self._streams.discard(stream)
 
-    def _arrived(self, layer: _Arriving, count: int) -> None:
+    def _note_arrival(self, layer: _LayerDownload, count: int) -> None:
         with self._changed:
             layer.have_bytes += count
             self._changed.notify_all()
@@ -184,47 +181,43 @@ class LayerSpool:
 
 
 class SpooledLayer:
-    """A layer's stored bytes, as far as they arrived; waits for the others."""
+    """A layer's stored bytes; reading waits for those that have not arrived."""
 
-    def __init__(self, spool: LayerSpool, layer: _Arriving) -> None:
-        self._spool, self._layer = spool, layer
+    def __init__(self, spool: LayerSpool, layer: _LayerDownload, fd: int) -> None:
+        self._spool, self._layer, self._fd = spool, layer, fd
         self._at = 0
         self.cancelled = False
-        try:
-            self._fd = os.open(layer.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise from_os_error(error, f"read {layer.path}") from error
 
     def read(self, size: int, /) -> bytes:
         """The next bytes; empty only at the end of a layer that has its digest."""
         have = self._spool.wait(self._layer, self._at, self)
         data = os.pread(self._fd, min(size, have - self._at), self._at)
         if not data and have > self._at:
-            raise _damaged(self._layer)  # cut between the two lines above
+            raise _damage_error(self._layer)  # truncated between the two lines above
         self._at += len(data)
         return data
 
     def cancel(self) -> None:
-        """Make whoever waits in `read` fail; for another thread."""
+        """Make a waiting `read` fail; for another thread."""
         self.cancelled = True
         self._spool.wake()
 
     def close(self) -> None:
-        """Let go of the file; twice is safe."""
+        """Close the file; twice is safe."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-def _next(stream: BlobStream, buffer: memoryview) -> int:
-    """The next bytes; none where the stream says that all those before were wrong."""
+def _read_next(stream: BlobStream, buffer: memoryview) -> int:
+    """The next bytes; none if the stream reports that all bytes before were wrong."""
     try:
         return stream.readinto(buffer)
     except CorruptDataError:
-        return 0  # our own digest says so as well
+        return 0  # our own digest shows it as well
 
 
-def _damaged(layer: _Arriving) -> CorruptDataError:
+def _damage_error(layer: _LayerDownload) -> CorruptDataError:
     return CorruptDataError(
         f"the layer {layer.descriptor.digest} arrived with other bytes than its digest says; it "
         "is not used"

@@ -1,9 +1,9 @@
-"""Tar headers. Pure: bytes to records.
+"""Parsing tar headers. Pure.
 
-The formats that image layers come in: ustar (POSIX 1003.1-1988), pax (POSIX 1003.1-2001), GNU's
-long names, base-256 numbers and sparse files, old and in pax records (versions 0.0, 0.1 and 1.0
-as the GNU tar manual describes them), and `SCHILY.xattr` records. Where writers leave a choice,
-what container programs make of it decides; docs/block-image-format.md lists those choices.
+The formats of image layers: ustar (POSIX 1003.1-1988), pax (POSIX 1003.1-2001), GNU's long names,
+base-256 numbers and sparse files, old and in pax records (versions 0.0, 0.1 and 1.0 of the GNU tar
+manual), and `SCHILY.xattr` records. Where the formats are ambiguous, this module does as container
+programs do; docs/block-image-format.md lists these cases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DECIMAL = re.compile(rb"(-?)(\d{1,19})(?:\.(\d*))?")
 
 
 class Pax(NamedTuple):
-    """Records of one pax header: the last of each key, and all of GNU's sparse 0.0 in order."""
+    """The records of a pax header: the last of each key, and all of GNU's sparse 0.0 in order."""
 
     records: dict[bytes, bytes]
     sparse: list[bytes]
@@ -50,8 +50,9 @@ class Member:
     """One member of a tar file.
 
     `kind` is None for a hard link, whose target is `link_target`. `stored_bytes` follow in the
-    archive (before padding); `segments` tell where they belong, or None where they are the whole
-    file. `sparse_map_inside` says that the segments stand at the head of the stored bytes.
+    archive (before padding); `segments` are their places in the file, None where they are all of
+    it. `sparse_map_inside`: the stored bytes begin with the segments. `sparse_goes_on`: a block
+    with further segments follows.
     """
 
     name: bytes
@@ -76,7 +77,7 @@ def is_end(block: bytes) -> bool:
 
 
 def check_sum(block: bytes) -> None:
-    """Raise CorruptDataError unless a header's checksum is right; both old ways of adding do."""
+    """Raise CorruptDataError unless a header's checksum is right, of signed or unsigned bytes."""
     wanted = number(block[148:156], "a checksum")
     blank = block[:148] + b"        " + block[156:]
     total = sum(blank)
@@ -133,7 +134,7 @@ def parse_pax(data: bytes) -> Pax:
 def parse_member(
     block: bytes, pax: Pax = NO_PAX, long_name: bytes = b"", long_link: bytes = b""
 ) -> Member:
-    """A member of its header, and what stood before it."""
+    """A member by its header and the headers before it."""
     flag = block[156:157]
     name = text_of(block[:100])
     if block[257:265] == b"ustar\x0000" and (prefix := text_of(block[345:500])):
@@ -188,7 +189,7 @@ def _device(major: int, minor: int) -> int:
 
 
 def _apply(member: Member, records: dict[bytes, bytes]) -> None:
-    """Pax records stand above the header; an empty one says nothing."""
+    """Apply pax records, which override the header; an empty one is ignored."""
     for key, value in records.items():
         if not value:
             continue
@@ -221,11 +222,11 @@ def _integer(value: bytes) -> int:
 
 
 def nanoseconds(value: bytes) -> int:
-    """A time in decimal seconds, exactly; what is finer than a nanosecond is cut off."""
-    found = _DECIMAL.fullmatch(value)
-    if found is None:
+    """A time in decimal seconds, exactly; digits beyond a nanosecond are cut off."""
+    match = _DECIMAL.fullmatch(value)
+    if match is None:
         raise CorruptDataError(f"a pax header has {value[:40]!r} for a time")
-    sign, seconds, fraction = found.groups()
+    sign, seconds, fraction = match.groups()
     whole = int(seconds) * 1_000_000_000 + int(((fraction or b"") + b"000000000")[:9])
     whole = -whole if sign else whole
     if not -(1 << 63) <= whole // 1_000_000_000 < 1 << 63:
@@ -240,7 +241,7 @@ def _old_sparse(member: Member, block: bytes) -> None:
 
 
 def add_old_segments(member: Member, rows: bytes) -> None:
-    """Segments of an old GNU header or of the blocks that follow it; an empty row ends them."""
+    """Add the segments of an old GNU header, or of a block after it; an empty row ends them."""
     assert member.segments is not None
     for at in range(0, len(rows) - 23, 24):
         row = rows[at : at + 24]
@@ -272,7 +273,7 @@ def _pax_sparse(member: Member, pax: Pax) -> None:
 
 
 def pairs(numbers: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Segments of numbers in turn: offset, length, offset, length, …"""
+    """The segments of a list of numbers: offset, length, offset, length, …"""
     if len(numbers) % 2 or len(numbers) > 2 * MAX_SEGMENTS:
         raise CorruptDataError("a sparse file's segments are damaged, or too many")
     values = [_integer(value) for value in numbers]
@@ -280,7 +281,7 @@ def pairs(numbers: Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def settle_segments(member: Member, stored_bytes: int) -> None:
-    """Check a sparse member's segments against what follows, and drop empty ones."""
+    """Check a sparse member's segments against its stored bytes, and drop empty ones."""
     assert member.segments is not None
     end = total = 0
     for offset, length in member.segments:

@@ -1,9 +1,9 @@
-"""`image mount`: an image's tree at once, served in the background.
+"""`image mount` and `image umount`: an image's tree at once, served in the background.
 
-Three processes, as for every mount of ours: the caller, which returns once the tree is there; the
-supervisor, which holds the FUSE mount and starts a new worker when one dies; the worker, which
-asks the registry and serves. One server stands for an image on a node: who mounts it again gets
-a bind mount. The server ends when the kernel lets go of the last mount, in whatever namespace.
+Three processes take part, as in every mount of ours: the caller, which returns once the tree is
+there; the supervisor, which holds the FUSE mount and starts a new worker when one dies; the
+worker, which asks the registry and serves. A node has one server for an image: a further mount of
+it is a bind mount. The server ends with the last mount, in whatever mount namespace.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.blockimage import erofs_mount
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import (
     BusyError,
@@ -26,9 +27,11 @@ from bootseer.errors import (
 from bootseer.fuse.mount import mount_point
 from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
+from bootseer.imageprefetch.image_cache import BLOCKS, IMAGES
 from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.light_dataclasses import dataclass
-from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.oci.reference import parse_reference
 from bootseer.system.mountinfo import all_mounts, shown_at
 from bootseer.system.paths import is_within
 
@@ -42,86 +45,20 @@ OTHER_WAYS = (
 )
 START_LIMIT_S = 180.0
 END_LIMIT_S = 10.0
-LEFT_LIMIT_S = 0.5  # how long a server is waited for that has kept all it had to keep
-TRIES = 5  # of a bind mount whose source goes away meanwhile
-WINDOW_S = 120.0
+LEFT_LIMIT_S = 0.5  # the same for a server that has written all that it had to write
+TRIES = 5  # of a bind mount whose source is unmounted meanwhile
 _LOOK_S = 1.0
 _POLL_S = 0.005
 _DROP_POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountSettings:
-    """One mount of the image `ref` at `directory`, which is there.
-
-    "" for `cache` and `runtime` are this node's usual places. Blocks there have at most
-    `cache_limit_bytes`, all else that is kept of images `kept_limit_bytes`. With `fill`, what the
-    start did not read follows once it is over, or nobody has read for a while, at
-    `fill_rate_bytes_s` at most (0 = any). With `record`, what programs read until the first step
-    (told in `events_dir`) or for `record_window_s` is merged into the workload's trace, in the
-    folder `traces` ("": the image's own in the cache). A read that gets no bytes for `deadline_s`
-    fails. All that the registry is asked before the mount takes `look_s` at most, and longer only
-    while answers keep coming; it is counted from `look_begun_s` of the monotonic clock, or (0) from
-    its first request. `loop` mounts over loop devices (None: where the kernel needs
-    them); `hot` replays the hot set.
-    Where the file `not_begun` is there when the image is unmounted, nothing began: then what was
-    read is recorded no more.
-    With `nosuid` neither setuid programs nor devices of the image work at `directory`. An image
-    of another platform than this machine's is refused, unless that was seen to (`platform_known`).
-    """
-
-    ref: str
-    directory: str
-    workload: str = ""
-    cache: str = ""
-    cache_limit_bytes: int = 64 << 30
-    kept_limit_bytes: int = 16 << 30
-    runtime: str = ""
-    fill: bool = True
-    fill_rate_bytes_s: int = 64 << 20
-    record: bool = True
-    record_window_s: float = WINDOW_S
-    traces: str = ""
-    events_dir: str = ""
-    options: StoreOptions = DEFAULTS
-    plain_http: bool | None = None
-    deadline_s: float = 60.0
-    look_s: float = 120.0
-    look_begun_s: float = 0.0
-    memory_bytes: int = 128 << 20
-    loop: bool | None = None
-    hot: bool = True
-    nosuid: bool = False
-    share: bool = True
-    log_file: str = ""
-    not_begun: str = ""
-    platform_known: bool = False
-
-
-def encoded(settings: MountSettings) -> str:
-    """Settings as text, for a process that mounts in this one's place."""
-    import json
-
-    return json.dumps(dataclasses.asdict(settings))
-
-
-def decoded(text: str | bytes) -> MountSettings:
-    """What `encoded` was given."""
-    import json
-
-    found = json.loads(text)
-    options = found.pop("options")
-    lists = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
-    return MountSettings(**found, options=StoreOptions(**{**options, **lists}))
-
-
 @dataclass(frozen=True, slots=True)
-class Mounted:
-    """A tree that is there. `shared`: another mount of this node already served the image.
+class MountedImage:
+    """A mounted image. `shared`: another mount of this node already served it.
 
-    `hot_set` is the digest of the pack being replayed, "" for none; `complete`: all of the image
-    is on this node's disk, and the kernel reads it there. `notes` tell what was not as usual.
-    `state` is the folder of the server that has it, this mount's or another's.
+    `hot_set` is the digest of the pack being replayed, "" for none. `complete`: all of the image is
+    on this node's disk, where the kernel reads it. `offline`: its registry was away. `notes` say
+    what was not as usual. `state` is the folder of its server, this mount's or another's.
     """
 
     directory: str
@@ -141,21 +78,22 @@ def mount(
     settings: MountSettings,
     helper: socket | None = None,
     meanwhile: Callable[[], None] | None = None,
-) -> Mounted:
+) -> MountedImage:
     """Mount, and leave the server running in the background; returns once the tree is there.
 
-    Raises NotFoundError for an image without a block image, UsageError for a name that is none,
-    NotSupportedError where this machine or user cannot mount, or runs no such image, and what the
-    registry raises; then nothing is left behind. Call it in a process that has one thread.
+    Raises NotFoundError for an image without a block image, UsageError for an invalid name,
+    NotSupportedError where this machine or user cannot mount, or the image is for another
+    platform, and what the registry raises; then nothing is left behind. Call it in a process that
+    has one thread.
 
     `helper` is the link of a registry helper for this mount; it is closed here. `meanwhile` is
     called while the server comes up: it may import, but must not start a thread or raise.
     """
     try:
-        settings = absolute(settings)
+        settings = with_absolute_paths(settings)
         _check_names(settings)
         check_machine(settings.directory)
-        _check_place(settings)
+        _check_directory(settings)
         return _mount(settings, helper, meanwhile)
     finally:
         if helper is not None:
@@ -164,9 +102,9 @@ def mount(
 
 def _mount(
     settings: MountSettings, helper: socket | None, meanwhile: Callable[[], None] | None
-) -> Mounted:
+) -> MountedImage:
     for _ in range(TRIES):
-        state = server_registry.State(settings.runtime)
+        state = server_registry.ServerFolder.create(settings.runtime)
         lock = state.lock.descriptor
         try:
             answer = daemon.start(
@@ -179,15 +117,15 @@ def _mount(
                 keep=(lock,) if helper is None else (lock, helper.fileno()),
                 meanwhile=meanwhile,
             )
-        except BaseException:  # a signal too: nothing half-mounted stays
+        except BaseException:  # a signal as well: nothing half-mounted stays
             state.release()
             server_registry.sweep(state.folder, also_mounts=True)
             raise
         state.release()
-        found = _mounted(settings, answer)
-        if found is not None:
-            return found
-        if helper is not None:  # its answers went to the server that is gone
+        mounted = _take_answer(settings, answer)
+        if mounted is not None:
+            return mounted
+        if helper is not None:  # its answers went to the server that has ended
             helper.close()
         helper = meanwhile = None
     raise StoreUnavailableError(
@@ -196,39 +134,37 @@ def _mount(
     )
 
 
-def _mounted(settings: MountSettings, answer: dict[str, Any]) -> Mounted | None:
-    """What came of a server's answer; None when its mount is gone again."""
-    about = dict(answer["mounted"])
-    if about["shared"] and not _shown(settings, server_registry.Server(**answer["server"])):
+def _take_answer(settings: MountSettings, answer: dict[str, Any]) -> MountedImage | None:
+    """The mount that a server reports; None when the server that it shares has ended."""
+    fields = dict(answer["mounted"])
+    if fields["shared"] and not _share(settings, server_registry.ServerRecord(**answer["server"])):
         return None
-    about["notes"] = tuple(about["notes"])
-    return Mounted(directory=settings.directory, **about)
+    fields["notes"] = tuple(fields["notes"])
+    return MountedImage(directory=settings.directory, **fields)
 
 
-def _shown(settings: MountSettings, server: server_registry.Server) -> bool:
-    """Show a server's tree at one more place; False when it is to be had no more."""
-    from bootseer.blockimage.erofs_mount import attach, clone
-
+def _share(settings: MountSettings, server: server_registry.ServerRecord) -> bool:
+    """Mount a server's tree at one more directory; False when it is not mounted any more."""
     directory = settings.directory
     try:
-        tree = server_registry.open_whole(server, clone)
+        tree = server_registry.open_whole_tree(server, erofs_mount.clone)
         if tree is None:
             return False
         try:
-            attach(tree, directory, nosuid=settings.nosuid)
+            erofs_mount.attach(tree, directory, nosuid=settings.nosuid)
         finally:
             os.close(tree)
     except OSError as error:
         raise from_os_error(error, f"mount at {directory}") from error
-    if server_registry.serves(server):
+    if server_registry.is_serving(server):
         return True
-    server_registry.unmount_all(server)  # it ended meanwhile, and may not have seen this one
+    server_registry.unmount_all(server)  # it ended meanwhile, perhaps before it saw this mount
     return False
 
 
 def serve(
     settings: MountSettings,
-    state: server_registry.State,
+    state: server_registry.ServerFolder,
     send: daemon.Send,
     helper: socket | None = None,
 ) -> None:
@@ -239,11 +175,11 @@ def serve(
     from bootseer.imageprefetch.mount.mount_worker import Worker
 
     log = daemon.Log.open(settings.log_file)
-    faults = FaultLog(os.path.join(state.folder, server_registry.FAULTS))
+    faults = FaultLog.open(os.path.join(state.folder, server_registry.FAULTS))
 
-    def died(worker: int) -> None:
+    def on_death(worker: int) -> None:
         nonlocal helper
-        if helper is not None:  # the next worker could not tell which answers were read
+        if helper is not None:  # the next worker could not know which answers were read
             helper.close()
             helper = None
         log.say(f"worker {worker} of {settings.ref} ended; another one takes over")
@@ -257,17 +193,17 @@ def serve(
     )
     try:
         supervise(
-            lambda: Worker(settings, state, send, log.say, faults, helper).file,
+            lambda: Worker(settings, state, send, log.say, faults, helper).start(),
             state.front,
             options,
-            on_death=died,
+            on_death=on_death,
         )
     finally:
         state.remove()
 
 
-def absolute(settings: MountSettings) -> MountSettings:
-    """The same places whatever the working directory becomes; the mount where links lead to."""
+def with_absolute_paths(settings: MountSettings) -> MountSettings:
+    """The settings for any working directory, with the mount where links lead to."""
     return dataclasses.replace(
         settings,
         directory=os.path.realpath(settings.directory),
@@ -279,9 +215,7 @@ def absolute(settings: MountSettings) -> MountSettings:
 
 
 def _check_names(settings: MountSettings) -> None:
-    """Raise UsageError for names that are none, before they get into any event."""
-    from bootseer.storage.oci.reference import parse_reference
-
+    """Raise UsageError for invalid names, before they get into any event."""
     parse_reference(settings.ref)
     if settings.workload:
         from bootseer.imageprefetch.workloads import check_workload
@@ -289,10 +223,8 @@ def _check_names(settings: MountSettings) -> None:
         check_workload(settings.workload)
 
 
-def _check_place(settings: MountSettings) -> None:
-    """Raise UsageError for a place where the mount would hide what it is served from."""
-    from bootseer.storage.oci.reference import parse_reference
-
+def _check_directory(settings: MountSettings) -> None:
+    """Raise UsageError for a directory where the mount would hide what it is served from."""
     needed = {"cache": settings.cache, "runtime directory": settings.runtime}
     reference = parse_reference(settings.ref)
     if not reference.host:
@@ -303,7 +235,7 @@ def _check_place(settings: MountSettings) -> None:
                 f"mounting at {settings.directory} would hide the {what} {path}, which the "
                 "mount needs; choose another directory"
             )
-    owned = ((settings.cache, "blocks"), (settings.cache, "images"), (settings.runtime, "images"))
+    owned = ((settings.cache, BLOCKS), (settings.cache, IMAGES), (settings.runtime, "images"))
     for path in (os.path.join(*words) for words in owned):
         if _is_below(settings.directory, path):
             raise UsageError(
@@ -313,12 +245,12 @@ def _check_place(settings: MountSettings) -> None:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it, whatever links lead there."""
+    """Whether a path is a folder or lies in it, with links resolved."""
     return is_within(os.path.realpath(path), os.path.realpath(folder))
 
 
 def check_machine(directory: str) -> None:
-    """Raise what keeps this user or machine from mounting an image at `directory`."""
+    """Raise the reason why this user or machine cannot mount an image at `directory`."""
     if not can_mount():
         raise NotSupportedError(
             "mounting an image needs root with CAP_SYS_ADMIN (EROFS has no way for users): "
@@ -333,37 +265,41 @@ def check_machine(directory: str) -> None:
 
 
 def umount(directory: str, *, lazily: bool = False, runtime_dir: str = "") -> None:
-    """End a mount of ours; returns when what was recorded is kept, if it was the last one.
+    """Unmount an image.
 
-    Its server has ended then too, unless another mount namespace still has the image.
+    If it was the last mount, returns when the recording is written, and the server has ended too,
+    unless another mount namespace still has the image.
 
-    Raises BusyError while files are open in it, unless `lazily`: then its name goes at once and
-    the rest with its last user. NotFoundError: nothing is mounted there; UsageError: not ours.
+    Raises BusyError while files are open in it, unless `lazily`: then the mount point is free at
+    once, and the rest is unmounted with its last user. NotFoundError: nothing is mounted there;
+    UsageError: not an image of ours.
     """
     directory = mount_point.absolute(directory)
     runtime_dir = runtime_dir or default_runtime()
-    found = shown_at(all_mounts(), directory)
-    if found is None:
+    mounted = shown_at(all_mounts(), directory)
+    if mounted is None:
         raise NotFoundError(f"nothing is mounted at {directory}; check the path")
-    server = next(
-        (s for s in server_registry.known(runtime_dir) if server_registry.is_of(s, found)), None
-    )
-    state = server.state if server is not None else server_registry.folder_of(found, runtime_dir)
+    records = server_registry.list_records(runtime_dir)
+    server = next((one for one in records if server_registry.is_mount_of(one, mounted)), None)
+    if server is not None:
+        state = server.state
+    else:
+        state = server_registry.unregistered_folder(mounted, runtime_dir)
     if not state:
         raise UsageError(
-            f"{directory} is no mounted image of bootseer but {found.kind}; use umount"
+            f"{directory} is no mounted image of bootseer but {mounted.kind}; use umount"
         )
     with contextlib.nullcontext() if server is None else _dropping_reads(server):
-        _unmount_unused(directory, found.target, lazily)
+        _unmount_unused(directory, mounted.target, lazily)
     if not lazily and (server is None or not server_registry.mounts_of(server)):
         _await_end(state)
 
 
 def _unmount_unused(directory: str, target: str, lazily: bool) -> None:
-    """Unmount what nobody uses; who only looks into it, for a moment, is waited for.
+    """Unmount a tree that is not in use; a use of a moment is waited for.
 
-    A look holds the mount while it lasts: a statfs, or a server of ours that clones the mount to
-    read a hot set ahead. Raises BusyError with the names of the users that can be seen.
+    Such are a statfs, and a server of ours that clones the mount to read a hot set ahead. Raises
+    BusyError with the names of the processes that can be seen to use it.
     """
     until_s = time.monotonic() + _LOOK_S
     while True:
@@ -381,11 +317,11 @@ def _unmount_unused(directory: str, target: str, lazily: bool) -> None:
 
 
 @contextlib.contextmanager
-def _dropping_reads(server: server_registry.Server) -> Iterator[None]:
-    """Let no unmount here wait for bytes that nobody will read any more.
+def _dropping_reads(server: server_registry.ServerRecord) -> Iterator[None]:
+    """Keep an unmount within the block from waiting for bytes that will never be read.
 
-    Before the kernel ends a file system it waits for all that it reads ahead, for as long as the
-    registry has it wait. That it is ending, so that no one else has it, is in this thread's stack.
+    Before the kernel ends a file system it waits for all of its read-ahead, as long as the
+    registry takes. This thread's kernel stack shows that it is ending, and not in use any more.
     """
     import threading
 
@@ -397,14 +333,14 @@ def _dropping_reads(server: server_registry.Server) -> Iterator[None]:
             try:
                 with open(stack, "rb") as file:
                     ends = b"generic_shutdown_super" in file.read()
-            except OSError:  # a kernel that does not tell
+            except OSError:  # a kernel that does not show stacks
                 return
             now_s = time.monotonic()
             if ends and not ending_s:
                 ending_s = now_s
-            kept = os.path.exists(os.path.join(server.state, server_registry.LEFT))
-            if ends and (kept or now_s - ending_s > END_LIMIT_S):
-                server_registry.end_connection(server.state)
+            is_written = os.path.exists(os.path.join(server.state, server_registry.LEFT))
+            if ends and (is_written or now_s - ending_s > END_LIMIT_S):
+                server_registry.abort_connection(server.state)
                 return
 
     watcher = threading.Thread(target=watch, name="image-unmount", daemon=True)
@@ -417,14 +353,14 @@ def _dropping_reads(server: server_registry.Server) -> Iterator[None]:
 
 
 def _await_end(state: str) -> None:
-    """Wait for a server that serves nobody here any more."""
-    # A container, or whatever copied our mounts into a namespace of its own, may keep the server.
+    """Wait for a server whose image is not mounted here any more."""
+    # A container, or another process with a mount namespace of its own, may keep the server.
     end_s = time.monotonic() + END_LIMIT_S
     left = os.path.join(state, server_registry.LEFT)
-    stays_s = end_s
-    while os.path.exists(state) and time.monotonic() < stays_s:
-        if stays_s == end_s and os.path.exists(left):
-            stays_s = min(end_s, time.monotonic() + LEFT_LIMIT_S)
+    until_s = end_s
+    while os.path.exists(state) and time.monotonic() < until_s:
+        if until_s == end_s and os.path.exists(left):
+            until_s = min(end_s, time.monotonic() + LEFT_LIMIT_S)
         with contextlib.suppress(OSError):
             server_registry.sweep(state)
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""What a server of an image tells: events of the image phase, and faults that nobody else sees."""
+"""The events and log lines of an image's server, and the file of its faults."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bootseer import events
 from bootseer.errors import CorruptDataError, DeadlineError, StoreUnavailableError
 from bootseer.reporting import Reporter
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.image_server import ImageServer
-    from bootseer.imageprefetch.hotset.replay import Replayed
-    from bootseer.imageprefetch.resolve.resolver import Opened
+    from bootseer.events.writer import NullWriter
+    from bootseer.imageprefetch.mount.hotset_replay import ReplayResult
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage
 
 MOUNT, REPLAY, READS, FAULT = "image.mount", "image.replay", "image.reads", "image.fault"
-
-
 _MOST_BYTES = 64 << 10
 _EVERY_S = 0.1
 
 
 class FaultLog:
-    """The file by which all whose containers read through one server hear of its faults.
+    """The file by which all containers on a server learn of its faults (`run.server_log`).
 
-    A line is a kind and a text, in JSON. A fault that goes on is written again and again, for who
-    comes later; the file is cut when it is long. Nothing raises.
+    A line is a kind and a text, in JSON. A fault that lasts is written again and again, for later
+    readers; the file is cut when it is long. Nothing raises.
     """
 
-    def __init__(self, path: str) -> None:
-        self._fd = -1
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._lock = threading.Lock()
         self._written_s: dict[str, float] = {}
+
+    @classmethod
+    def open(cls, path: str) -> FaultLog:
+        """Open the file, made when missing. Where that fails, the log keeps nothing."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # whose runtime directory is full has its mount
-            self._fd = os.open(path, flags, 0o600)
+        try:
+            return cls(os.open(path, flags, 0o600))
+        except OSError:  # a full runtime directory must not prevent a mount
+            return cls(-1)
 
     def write(self, kind: str, text: str) -> None:
-        """A fault of some kind; from any thread."""
+        """Add a fault; from any thread."""
         now_s = time.monotonic()
         with self._lock, contextlib.suppress(OSError):
             if self._fd < 0 or now_s - self._written_s.get(kind, -_EVERY_S) < _EVERY_S:
@@ -53,12 +57,12 @@ class FaultLog:
             os.write(self._fd, json.dumps([kind, text]).encode() + b"\n")
 
 
-class Story:
-    """One server's events and log lines; `say` writes to the log. Every kind of fault is told once.
+class MountEvents:
+    """The events and log lines of one server; `say` writes to the log.
 
-    So is every outage: one that begins `again_s` after another and after reads that succeeded is
-    a new one. In `faults` all are written each time they are met. `notes` are for the caller:
-    choices that are not as usual.
+    Every kind of fault is reported once, and every outage: one that begins `again_s` after another,
+    and after reads that succeeded, is a new one. To `faults` each is written whenever it occurs.
+    `notes` are for the caller: choices that are not as usual.
     """
 
     def __init__(
@@ -67,18 +71,19 @@ class Story:
         workload: str,
         say: Callable[[str], None],
         faults: FaultLog,
+        writer: NullWriter,
         *,
         again_s: float,
     ) -> None:
         self._faults, self._again_s = faults, again_s
         self._outage, self._outage_s, self._came = 0, 0.0, (0, 0)
         self._about = {"bootseer.image.ref": ref, "bootseer.image.workload": workload}
-        self._writer = events.open_writer()
+        self._writer = writer
         self._reporter = Reporter(
             FAULT,
             lambda text: say(f"{ref}: {text}"),
             log_first=True,
-            writer=self._writer,
+            writer=writer,
             attributes=self._about,
         )
         self._lock = threading.Lock()
@@ -87,92 +92,94 @@ class Story:
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
-        """A choice that is not as usual."""
+        """Report a choice that is not as usual, also to the caller."""
         self.notes.append(text)
         self.fault("note", text)
 
     def fault(self, kind: str, text: str) -> None:
-        """What readers do not see, once a kind."""
-        self._tell(kind, kind, text)
+        """Report a fault that readers do not see, once a kind."""
+        self._report(kind, kind, text)
 
-    def _tell(self, which: str, kind: str, text: str) -> None:
+    def _report(self, which: str, kind: str, text: str) -> None:
         self._faults.write(f"{os.getpid()} {which}", text)
         self._reporter.report(kind, text, same=which)
 
     def read_failed(self, offset: int, error: BaseException, came: tuple[int, int]) -> None:
-        """A reader got EIO.
+        """Report that a reader got EIO.
 
         `came` is how many reads have waited and got their bytes, and how many bytes were fetched.
         """
         text = f"a read at {offset} got an input/output error: {error}"
-        away = isinstance(error, (StoreUnavailableError, DeadlineError))
-        kind = "read outage" if away else f"read {type(error).__name__}"
-        if isinstance(error, CorruptDataError):  # what else is read says nothing of these bytes
+        is_outage = isinstance(error, (StoreUnavailableError, DeadlineError))
+        kind = "read outage" if is_outage else f"read {type(error).__name__}"
+        if isinstance(error, CorruptDataError):  # other reads say nothing about these bytes
             self.fault(kind, text)
             return
         with self._lock:
             now_s = time.monotonic()
-            # Both: what is cached is waited for in an outage too, and late bytes may be of no use.
+            # Both: cached bytes are waited for in an outage too, and late bytes may come in vain.
             grown = came[0] > self._came[0] and came[1] > self._came[1]
             if not self._outage or (grown and now_s - self._outage_s >= self._again_s):
                 self._outage, self._outage_s = self._outage + 1, now_s
             self._came = came
             which = f"{kind} {self._outage}"
-        self._tell(which, kind, text)
+        self._report(which, kind, text)
 
     def begin(self, name: str) -> None:
-        """A span begins."""
+        """Begin a span."""
         self._spans[name] = self._writer.begin(name, self._about)
 
-    def _end(self, name: str, status: str, told: dict[str, Any]) -> None:
+    def _end(self, name: str, status: str, attributes: dict[str, Any]) -> None:
         span = self._spans.pop(name, None)
         if span is not None:
-            self._writer.end(span, name, status, {**self._about, **told})
+            self._writer.end(span, name, status, {**self._about, **attributes})
 
-    def mounted(self, opened: Opened, *, hot: bool, loop: bool, complete: bool = False) -> None:
-        """The tree is there."""
-        lazy = "cache" if opened.offline else "lazy"
-        told = {
-            "bootseer.bytes": opened.fetched_bytes,
+    def mounted(
+        self, resolved: ResolvedImage, *, hot: bool, loop: bool, complete: bool = False
+    ) -> None:
+        """The tree is mounted."""
+        lazy = "cache" if resolved.offline else "lazy"
+        attributes = {
+            "bootseer.bytes": resolved.fetched_bytes,
             "bootseer.image.mode": "complete" if complete else lazy,
             "bootseer.image.hot_set": "used" if hot else "none",
             "bootseer.image.loop": loop,
         }
-        self._end(MOUNT, "fallback" if self.notes else "ok", told)
+        self._end(MOUNT, "fallback" if self.notes else "ok", attributes)
         self._mounted_ns = time.monotonic_ns()
 
     def not_mounted(self, error: BaseException) -> None:
-        """It will never be."""
-        told = {"error.type": type(error).__name__, "error.message": str(error)}
-        self._end(MOUNT, "error", told)
+        """The mount failed."""
+        attributes = {"error.type": type(error).__name__, "error.message": str(error)}
+        self._end(MOUNT, "error", attributes)
 
     def shared(self) -> None:
-        """Another server has it."""
+        """Another server serves the image."""
         self._end(MOUNT, "ok", {"bootseer.image.mode": "shared", "bootseer.bytes": 0})
 
     def replayed(self, server: ImageServer) -> None:
-        """The hot set has arrived, or what of it ever will."""
+        """The hot set has arrived, or as much of it as ever will."""
         passed_ms = (time.monotonic_ns() - self._mounted_ns) // 1_000_000
-        told = {
+        attributes = {
             "bootseer.bytes": server.hot_bytes,
             "bootseer.image.frames": server.hot_frames,
             "bootseer.duration_ms": passed_ms,
         }
-        # No span: it runs beside the start's own phases and is none of their time.
-        self._writer.point(REPLAY, "ok", {**self._about, **told})
+        # No span: it runs in parallel to the start's own phases and takes none of their time.
+        self._writer.point(REPLAY, "ok", {**self._about, **attributes})
 
-    def warmed(self, replayed: Replayed) -> None:
+    def read_ahead(self, result: ReplayResult) -> None:
         """A further workload's hot set was read ahead through another mount's server."""
-        told = {
-            "bootseer.image.files": replayed.files,
-            "bootseer.image.warmed_bytes": replayed.bytes,
+        attributes = {
+            "bootseer.image.files": result.files,
+            "bootseer.image.warmed_bytes": result.bytes,
         }
-        self._writer.point(REPLAY, "ok", {**self._about, **told})
+        self._writer.point(REPLAY, "ok", {**self._about, **attributes})
 
     def reads(self, server: ImageServer, boot_bytes: int) -> None:
-        """What reads have cost so far, and where their bytes came from."""
+        """Report what reads have cost so far, and where their bytes came from."""
         counted, fetched = server.reads, server.fetched()
-        told = {
+        attributes = {
             "bootseer.image.demand_reads": counted.reads,
             "bootseer.image.demand_misses": counted.waits,
             "bootseer.image.demand_bytes": counted.bytes,
@@ -185,4 +192,4 @@ class Story:
             "bootseer.image.bytes.fill": fetched.background_bytes,
             "bootseer.image.bytes.cache": fetched.cache_bytes,
         }
-        self._writer.point(READS, "ok", {**self._about, **told})
+        self._writer.point(READS, "ok", {**self._about, **attributes})

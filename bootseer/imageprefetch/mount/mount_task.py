@@ -1,7 +1,7 @@
 """Mounting as a task of a fork server, for a process that goes on by itself.
 
 The request's words are the task's name and the settings as text. The task writes one line of JSON
-to its standard output: the fields of `Mounted`, or an error as `daemon.encode_error` has it.
+to its standard output: the fields of `MountedImage`, or an error as `daemon.encode_error` has it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount as mounting
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings, decoded, encoded
+from bootseer.imageprefetch.mount.mount import MountedImage
+from bootseer.imageprefetch.mount.settings import MountSettings, decode_settings, encode_settings
 
 NAME = "image mounting"
 
 
 def main(words: list[str]) -> int:
     """Mount. Where the answer reaches no reader, the mount is taken back."""
-    settings = mounting.absolute(decoded(words[2]))
+    settings = mounting.with_absolute_paths(decode_settings(words[2]))
     made = False
     try:
         try:
@@ -41,7 +42,7 @@ def main(words: list[str]) -> int:
 
 def mount_by(
     ask: Callable[[list[str], int], int | None], settings: MountSettings
-) -> Mounted | None:
+) -> MountedImage | None:
     """Have a fork server mount; None where there is none. Raises as `mounting.mount`.
 
     `ask` has a server run the task: it takes the words of the request and the descriptor of its
@@ -50,7 +51,7 @@ def mount_by(
     readable, writable = os.pipe()
     with open(readable, "rb") as output:
         try:
-            exit_code = ask([*NAME.split(), encoded(settings)], writable)
+            exit_code = ask([*NAME.split(), encode_settings(settings)], writable)
         finally:
             os.close(writable)
         if exit_code is None:
@@ -61,4 +62,4 @@ def mount_by(
     answer = json.loads(line)
     if "error" in answer:
         raise daemon.decode_error(answer)
-    return Mounted(**{**answer, "notes": tuple(answer["notes"])})
+    return MountedImage(**{**answer, "notes": tuple(answer["notes"])})

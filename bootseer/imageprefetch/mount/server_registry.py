@@ -1,16 +1,24 @@
-"""What this node's image servers say of themselves, for whoever mounts or unmounts beside them.
+"""The image servers of this node: how they register, and how their mounts are found and removed.
 
-`<runtime>/images/<random>/` belongs to one server: `lock` (held by its processes as long as one of
-them lives), `front/` (its FUSE mount), `meta` (a link to the metadata, which thereby names the
-server in the list of mounts), `server.json` (once the image is mounted), `left` (once it is mounted
-nowhere in the server's namespace: others may still use it), `ending` (once nobody will be served
-any more), `metadata` (where the cache has no room for it), `touches` (what was recorded so far),
-`ahead` (what others read ahead), `faults` (what readers meet: see `telling.FaultLog`), `asked`
-(the tree of the container that was last asked to end). All of it goes with the server; what a
-killed one left is removed by whoever comes next. Where somebody mounted over an image of ours, the
-image cannot be unmounted, and its folder stays until it can.
-`<runtime>/images/<digest>.lock` is held while an image is brought up, so that mounts of it that
-begin at once end up with one server.
+`<runtime>/images/<random>/` belongs to one server:
+
+- `lock`: held by its processes as long as one of them lives
+- `front/`: its FUSE mount
+- `meta`: a link to the metadata, by which the list of mounts names the server
+- `server.json`: its record, once the image is mounted
+- `left`: the image is not mounted in the server's namespace any more; others may still use it
+- `ending`: the server answers no new readers
+- `metadata`: the metadata, where the cache has no room for it
+- `touches`: what was recorded so far
+- `ahead`: what other processes read ahead
+- `faults`: the faults of reads (`mount_events.FaultLog`)
+- `asked`: the tree of the container that was last asked to end
+
+A server removes all of it at its end; what a killed one left is removed by the next mount. Where
+something else is mounted over an image of ours, the image cannot be unmounted, and its folder
+stays until it can.
+`<runtime>/images/<digest>.lock` is held while an image is brought up, so that concurrent mounts of
+it share one server.
 """
 
 from __future__ import annotations
@@ -42,13 +50,14 @@ _ASKED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server that has mounted its image. `device` and `source` as in /proc/self/mountinfo.
+class ServerRecord:
+    """The record of a server that has mounted its image.
 
-    `block_image` is the digest of the block image's manifest: no other may ever be served here.
-    `handle` is what EROFS holds open in the front. One that is not `shared` has one mount alone.
-    What is mounted from `sealed` data needs no server: it stays when its processes are gone.
-    `bdis` is whose read-ahead can be set.
+    `device` and `source` are as in /proc/self/mountinfo. `block_image` is the digest of the block
+    image's manifest: the server must never serve another. `handle` is what EROFS holds open in the
+    FUSE mount. A server that is not `shared` has only one mount. An image mounted from `sealed`
+    data needs no server: it stays when the processes have ended. `bdis` are the devices whose
+    read-ahead can be set.
     """
 
     digest: str
@@ -66,56 +75,64 @@ class Server:
     bdis: tuple[str, ...] = ()
 
 
-class State:
-    """One server's folder, being made. The lock goes with the last process that inherited it."""
+class ServerFolder:
+    """One server's folder. `lock` is freed with the last process that inherited the descriptor."""
 
-    def __init__(self, runtime: str) -> None:
-        self.folder = os.path.join(runtime, "images", os.urandom(16).hex())
-        self.front = os.path.join(self.folder, FRONT)
-        self.meta = os.path.join(self.folder, META)
+    def __init__(self, folder: str, lock: FileLock) -> None:
+        self.folder, self.lock = folder, lock
+        self.front = os.path.join(folder, FRONT)
+        self.meta = os.path.join(folder, META)
+
+    @classmethod
+    def create(cls, runtime: str) -> ServerFolder:
+        """Make the folder of a new server, and lock it."""
+        folder = os.path.join(runtime, "images", os.urandom(16).hex())
         try:
-            os.makedirs(self.front, mode=0o700)
-            # Locked before it has its name, or who looks at that moment takes us for dead.
-            self.lock = file_lock.acquire(f"{self.folder}.lock")
-            os.rename(f"{self.folder}.lock", os.path.join(self.folder, LOCK))
+            os.makedirs(os.path.join(folder, FRONT), mode=0o700)
+            # Locked before it has its name, or another process would take the server for dead.
+            lock = file_lock.acquire(f"{folder}.lock")
+            os.rename(f"{folder}.lock", os.path.join(folder, LOCK))
         except OSError as error:
-            raise from_os_error(error, f"make {self.folder}") from error
+            raise from_os_error(error, f"make {folder}") from error
+        return cls(folder, lock)
 
-    def tell(self, server: Server) -> None:
-        """Say that the image is mounted."""
+    def register(self, server: ServerRecord) -> None:
+        """Write the server's record: the image is mounted."""
         data = json.dumps(dataclasses.asdict(server)).encode()
         # Not synced: no server outlives a power cut.
         atomic.replace_file(os.path.join(self.folder, SERVER), data, sync=False)
 
-    def leave(self) -> None:
-        """Say that the image is mounted nowhere any more that we can see."""
+    def mark_left(self) -> None:
+        """Note that the image is not mounted in this namespace any more."""
         _mark(self.folder, LEFT)
 
     @property
-    def server(self) -> Server | None:
-        """What was told."""
+    def server(self) -> ServerRecord | None:
+        """The server's record, once it has registered."""
         return _read(self.folder)
 
     def release(self) -> None:
-        """This process has no part in the server; for the caller that started it."""
+        """Close the lock in the process that started the server, which is no part of it."""
         self.lock.close()
 
     def remove(self) -> None:
-        """Take away the image's mounts, the front and the folder; nothing raises."""
+        """Remove the image's mounts, the FUSE mount and the folder; nothing raises."""
         _clear(self.folder)
 
 
-def ask_to_end(folder: str, tree: str) -> None:
-    """Say that the container on `tree`, a mount of a server's image, is asked to end now; nothing
-    raises."""
+def note_end_request(folder: str, tree: str) -> None:
+    """Note that the container on `tree`, a mount of a server's image, is asked to end now.
+
+    Nothing raises.
+    """
     with contextlib.suppress(OSError), open(os.path.join(folder, ASKED), "wb") as file:
         file.write(os.fsencode(os.path.realpath(tree)))
 
 
-def was_asked_to_end(server: Server) -> bool:
-    """Whether the container was, within the last minute, that alone uses a server.
+def is_asked_to_end(server: ServerRecord) -> bool:
+    """Whether the only container of a server was asked to end within the last minute.
 
-    One that goes on for longer does not mean to end.
+    A container that runs for longer does not mean to end.
     """
     try:
         with open(os.path.join(server.state, ASKED), "rb") as file:
@@ -135,8 +152,8 @@ def _lock_path(runtime: str, digest: str) -> str:
     return os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
 
 
-def bringing_up(runtime: str, digest: str) -> FileLock:
-    """Take the one right of this node to bring an image up; waits for it."""
+def lock_image(runtime: str, digest: str) -> FileLock:
+    """Take the lock under which a node brings an image up; waits for it."""
     path = _lock_path(runtime, digest)
     try:
         return file_lock.acquire(path)
@@ -145,19 +162,19 @@ def bringing_up(runtime: str, digest: str) -> FileLock:
 
 
 @contextlib.contextmanager
-def unused(runtime: str, digest: str) -> Iterator[bool]:
-    """Whether no server here has an image; as long as the block lasts, none brings it up."""
+def lock_if_unused(runtime: str, digest: str) -> Iterator[bool]:
+    """Whether no server of this node has an image; within the block none can bring it up."""
     try:
         lock = file_lock.acquire(_lock_path(runtime, digest), limit_s=0)
     except OSError:
         yield False
         return
     with lock:
-        yield all(server.digest != digest for server in known(runtime))
+        yield all(server.digest != digest for server in list_records(runtime))
 
 
-def servers(runtime: str) -> list[Server]:
-    """All servers that live, or whose mount does; what dead ones left is removed."""
+def list_servers(runtime: str) -> list[ServerRecord]:
+    """The servers that accept mounts; what dead servers left is removed."""
     base = os.path.join(runtime, "images")
     try:
         names = [name for name in os.listdir(base) if not name.endswith(".lock")]
@@ -166,44 +183,45 @@ def servers(runtime: str) -> list[Server]:
     out = []
     for name in names:
         folder = os.path.join(base, name)
-        held, found = _is_held(folder), _read(folder)
-        if not held and not (found is not None and _outlives(found)):
+        is_held, server = _is_held(folder), _read(folder)
+        if not is_held and not (server is not None and _needs_no_process(server)):
             _clear(folder)
-        elif found is not None and serves(found):
-            out.append(found)
+        elif server is not None and is_serving(server):
+            out.append(server)
     return out
 
 
-def serves(server: Server) -> bool:
-    """Whether a server has not said that it ends; what needs none is right in any case."""
+def is_serving(server: ServerRecord) -> bool:
+    """Whether a server is not ending, or its image needs no server."""
     return server.sealed or (
         os.path.exists(os.path.join(server.state, SERVER))
         and not os.path.exists(os.path.join(server.state, ENDING))
     )
 
 
-def lives(server: Server) -> bool:
-    """Whether a process of a server is there still, and has not said that it ends."""
-    return serves(server) and _is_held(server.state)
+def is_alive(server: ServerRecord) -> bool:
+    """Whether a process of a server lives and is not ending."""
+    return is_serving(server) and _is_held(server.state)
 
 
-def _outlives(server: Server) -> bool:
-    """Whether a mount is right without any process, and there."""
+def _needs_no_process(server: ServerRecord) -> bool:
+    """Whether an image is mounted and needs no server."""
     return server.sealed and bool(mounts_of(server))
 
 
-def known(runtime: str) -> list[Server]:
-    """All servers that mounted an image and whose folder is there, dead ones too."""
+def list_records(runtime: str) -> list[ServerRecord]:
+    """The records of all servers whose folder exists, dead ones included."""
     base = os.path.join(runtime, "images")
     try:
         names = os.listdir(base)
     except OSError:
         return []
-    return [found for name in names if (found := _read(os.path.join(base, name))) is not None]
+    records = [_read(os.path.join(base, name)) for name in names]
+    return [server for server in records if server is not None]
 
 
 def sweep(folder: str, *, also_mounts: bool = False) -> None:
-    """Remove what a server left, if none of its processes lives.
+    """Remove the folder of a server of which no process lives.
 
     A mount that needs no server stays, unless `also_mounts`.
     """
@@ -212,7 +230,7 @@ def sweep(folder: str, *, also_mounts: bool = False) -> None:
 
 
 def _is_held(folder: str) -> bool:
-    """Whether a process of the server lives; one that has no lock yet is just being born."""
+    """Whether a process of the server lives; a server without a lock file is just starting."""
     try:
         file_lock.acquire(os.path.join(folder, LOCK), create=False, limit_s=0).close()
     except FileNotFoundError:
@@ -226,44 +244,44 @@ def _is_new(folder: str) -> bool:
     try:
         return time.time() - os.stat(folder).st_mtime < _BORN_WITHIN_S
     except OSError:
-        return True  # gone meanwhile
+        return True  # removed meanwhile
 
 
-def _read(folder: str) -> Server | None:
+def _read(folder: str) -> ServerRecord | None:
     try:
         with open(os.path.join(folder, SERVER), encoding="utf-8") as file:
-            found = json.load(file)
-            return Server(**{**found, "bdis": tuple(found.get("bdis", ()))})
+            fields = json.load(file)
+            return ServerRecord(**{**fields, "bdis": tuple(fields.get("bdis", ()))})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
 def _clear(folder: str, *, also_mounts: bool = False) -> None:
     server = _read(folder)
-    if server is not None and not also_mounts and _outlives(server):
+    if server is not None and not also_mounts and _needs_no_process(server):
         return
-    gone = unmount_all(server) if server is not None else _unmount_untold(folder)
-    end_connection(folder)
-    if gone:
+    is_unmounted = unmount_all(server) if server is not None else _unmount_unregistered(folder)
+    abort_connection(folder)
+    if is_unmounted:
         _remove(folder)
 
 
-def end_connection(folder: str) -> None:
-    """Take a server's front away: who still reads what could not be unmounted gets an error."""
+def abort_connection(folder: str) -> None:
+    """Abort a server's FUSE mount: reads of what could not be unmounted fail from now on."""
     front = os.path.join(os.path.realpath(folder), FRONT)
-    _take_away(lambda m: m.target == front and m.kind == FUSE, force=True)
+    _unmount_where(lambda m: m.target == front and m.kind == FUSE, force=True)
 
 
-def _unmount_untold(folder: str) -> bool:
-    """Take away what a server mounted that was killed before it told of it; as `unmount_all`."""
+def _unmount_unregistered(folder: str) -> bool:
+    """As `unmount_all`, for a server that was killed after the mount and before it registered."""
     source = os.path.join(folder, META)
-    return _take_away(lambda m: m.kind == EROFS and m.source == source)
+    return _unmount_where(lambda m: m.kind == EROFS and m.source == source)
 
 
-def _take_away(ours: Callable[[Mounted], bool], *, force: bool = False) -> bool:
-    """Unmount what is ours, in use or not; False where somebody else's mount lies over some.
+def _unmount_where(ours: Callable[[Mounted], bool], *, force: bool = False) -> bool:
+    """Unmount our mounts, in use or not; False where a foreign mount covers one of them.
 
-    Unmounting goes by name, and a name leads to what was mounted there last.
+    A mount is unmounted by its path, which leads to what was mounted there last.
     """
     failed: set[int] = set()
     while True:
@@ -279,8 +297,8 @@ def _take_away(ours: Callable[[Mounted], bool], *, force: bool = False) -> bool:
             failed.add(mounted.number)
 
 
-def folder_of(mounted: Mounted, runtime: str) -> str:
-    """The folder of a server that was killed before it told of a mount, "" for any other."""
+def unregistered_folder(mounted: Mounted, runtime: str) -> str:
+    """The folder of a server that was killed before it registered its mount, "" for any other."""
     folder, name = os.path.split(mounted.source)
     base = os.path.realpath(os.path.join(runtime, "images"))
     ours = mounted.kind == EROFS and name == META and os.path.dirname(os.path.realpath(folder))
@@ -301,55 +319,54 @@ def _remove(folder: str) -> None:
             os.rmdir(path)
 
 
-def mounts_of(server: Server) -> list[Mounted]:
-    """Where a server's image is mounted in this namespace, whole or in part.
+def mounts_of(server: ServerRecord) -> list[Mounted]:
+    """The mounts of a server's image in this namespace, whole or in part.
 
-    Numbers of devices are used again, so the mount's source must be the server's too.
+    Device numbers are used again, so the mount's source must be the server's too.
     """
-    return [mounted for mounted in all_mounts() if is_of(server, mounted)]
+    return [mounted for mounted in all_mounts() if is_mount_of(server, mounted)]
 
 
-def is_of(server: Server, mounted: Mounted) -> bool:
+def is_mount_of(server: ServerRecord, mounted: Mounted) -> bool:
     """Whether a mount is of a server's image."""
-    of = (mounted.kind, mounted.device, mounted.source)
-    return of == (EROFS, server.device, server.source)
+    return (mounted.kind, mounted.device, mounted.source) == (EROFS, server.device, server.source)
 
 
-def whole_at(server: Server) -> list[str]:
-    """Paths that lead to all of a server's image: nothing of anybody's lies over it there."""
+def whole_paths(server: ServerRecord) -> list[str]:
+    """The paths at which all of a server's image is visible: nothing else is mounted over it."""
     mounts = all_mounts()
-    whole = (m for m in mounts if m.root == "/" and is_of(server, m))
+    whole = (m for m in mounts if m.root == "/" and is_mount_of(server, m))
     return [m.target for m in whole if shown_at(mounts, m.target) == m]
 
 
-def open_whole(server: Server, clone: Callable[[str], int]) -> int | None:
-    """A descriptor of all of a server's image; None where no path leads to it any more.
+def open_whole_tree(server: ServerRecord, clone: Callable[[str], int]) -> int | None:
+    """A descriptor of all of a server's image; None where it is not visible any more.
 
     `clone` gives one of the tree at a path, or raises OSError.
     """
-    for path in whole_at(server):
+    for path in whole_paths(server):
         try:
             tree = clone(path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL):  # unmounted meanwhile
                 raise
             continue
-        try:  # a descriptor stays with its tree, whatever is mounted there from now on
-            about = os.fstat(tree)
+        try:  # a descriptor stays with its tree, whatever is mounted at the path from now on
+            status = os.fstat(tree)
         except OSError:
             os.close(tree)
             continue
-        if server.device == f"{os.major(about.st_dev)}:{os.minor(about.st_dev)}":
+        if server.device == f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}":
             return tree
         os.close(tree)
     return None
 
 
-def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
+def await_unmount(server: ServerRecord, ended: Callable[[], bool]) -> bool:
     """Wait until a server's image is mounted nowhere in this namespace; False when `ended`."""
     with open(MOUNTINFO, "rb") as file:
         watched = select.poll()
-        watched.register(file, select.POLLERR | select.POLLPRI)  # how the kernel tells changes
+        watched.register(file, select.POLLERR | select.POLLPRI)  # the kernel's sign of changes
         while not ended():
             if not mounts_of(server):
                 return True
@@ -357,11 +374,11 @@ def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
     return False
 
 
-def unmount_all(server: Server) -> bool:
-    """Take an image's mounts away, in use or not: nobody serves it any more.
+def unmount_all(server: ServerRecord) -> bool:
+    """Unmount an image everywhere, in use or not: it is not served any more.
 
-    False where one is left, below a mount of somebody else's.
+    False where one is left below a foreign mount.
     """
-    # First, so that who shares it at this moment sees this, or is seen below.
+    # First, so that a mount that shares it at this moment either sees this or is unmounted below.
     _mark(server.state, ENDING)
-    return _take_away(lambda mounted: is_of(server, mounted))
+    return _unmount_where(lambda mounted: is_mount_of(server, mounted))

@@ -1,70 +1,66 @@
-"""Whether an image is mounted straight from this node's disk, with nobody serving it."""
+"""Whether an image is mounted straight from this node's disk, without a server."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from bootseer import light_dataclasses as dataclasses
+from bootseer.blockimage.serve.opened_image import without_hot_set
 from bootseer.errors import CorruptDataError
-from bootseer.imageprefetch.image_cache import LocalStore
+from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.blocks.cache.sealed_objects import Sealed
-    from bootseer.imageprefetch.mount.mount import MountSettings
-    from bootseer.imageprefetch.resolve.resolver import Opened
+    from bootseer.imageprefetch.mount.settings import MountSettings
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage
 
 
-def complete_of(
-    settings: MountSettings, digest: str, opened: Opened, say: Callable[[str, str], None]
+def choose_serverless(
+    settings: MountSettings, digest: str, resolved: ResolvedImage, say: Callable[[str, str], None]
 ) -> CompleteImage | None:
-    """What mounts the image so; None where it is to be served."""
-    sealed = _sealed_of(settings, digest, opened)
+    """What mounts the image without a server; None where it needs one."""
+    sealed = _open_sealed(settings, digest, resolved)
     if sealed is None:
         return None
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
 
-    image = opened.image
-    if not settings.hot:
-        if image.frames is not None:
-            image.frames.close()
-        image = dataclasses.replace(image, index=None, frames=None)
+    image = resolved.image if settings.hot else without_hot_set(resolved.image)
     return CompleteImage(image, sealed, loop=settings.loop, say=say)
 
 
-def _sealed_of(settings: MountSettings, digest: str, opened: Opened) -> Sealed | None:
-    """The image's data, if all of it is here and sure, and the start need not be recorded."""
-    blocks = os.path.join(settings.cache, "blocks")
-    if not os.path.isdir(blocks):  # nothing is here: nothing is imported for it
+def _open_sealed(settings: MountSettings, digest: str, resolved: ResolvedImage) -> Sealed | None:
+    """The image's data, if all of it is here and checked, and the start need not be recorded."""
+    blocks = os.path.join(settings.cache, BLOCKS)
+    if not os.path.isdir(blocks):  # an empty node: the import would be for nothing
         return None
     from bootseer.blocks.cache.sealed_objects import open_sealed
 
-    identity = opened.image.identity
+    identity = resolved.image.identity
     if identity is None:
         return None
     try:
-        found = open_sealed(blocks, identity())
+        sealed = open_sealed(blocks, identity())
     except CorruptDataError:
         return None
-    if found is not None and _must_record(settings, digest, opened):
-        found.close()
+    if sealed is not None and _must_record(settings, digest, resolved):
+        sealed.close()
         return None
-    return found
+    return sealed
 
 
-def _must_record(settings: MountSettings, digest: str, opened: Opened) -> bool:
-    """Whether this start may tell what nobody knows yet: nothing is replayed, nor was recorded.
+def _must_record(settings: MountSettings, digest: str, resolved: ResolvedImage) -> bool:
+    """Whether this start is to be recorded: nothing is replayed, and no trace is known.
 
-    The kernel tells nobody what it reads. A start with a hot set could but add to a trace.
+    Without a server nothing can be recorded. A start with a hot set would add little to its trace.
     """
-    if not settings.record or (opened.hot_set and settings.hot):
+    if not settings.record or (resolved.hot_set and settings.hot):
         return False
     from bootseer.imageprefetch.record.trace_store import TraceStore
 
-    store = TraceStore(settings.traces or LocalStore(settings.cache).trace_folder(digest))
+    store = TraceStore(settings.traces or ImageCache(settings.cache).trace_folder(digest))
     try:
         known = store.load(settings.workload)
     except CorruptDataError:

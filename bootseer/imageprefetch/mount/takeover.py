@@ -1,8 +1,8 @@
-"""Opening a mounted image again, for a server that takes over from one that died.
+"""Opening a mounted image again, for a worker that takes over from one that died.
 
-Its readers wait already, and nobody else can ever serve them: so this never gives up. What this
-node keeps of the image is enough. Where that is not all, the registry is asked again and again,
-less and less often, and readers get an input/output error when their time is over.
+Its readers wait already, and no other process can ever serve them, so this never gives up. The
+cache is enough if it has all of the image. Otherwise the registry is asked again and again, less
+and less often, and readers get an input/output error when their time is over.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bootseer.storage.retry import backoff_s
 
 if TYPE_CHECKING:
     from bootseer.blockimage.serve.data_file import DataFile
-    from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
+    from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0
-LOOK_S = 0.25  # between looks at who has waited too long
+LOOK_S = 0.25  # between looks for reads that have waited too long
 
 
-def reopened(
+def reopen_image(
     resolver: Resolver,
     digest: str,
     block_image: str,
@@ -32,8 +32,8 @@ def reopened(
     deadline_s: float,
     ended: threading.Event,
     say: Callable[[str, str], None],
-) -> Opened | None:
-    """The very block image that is mounted, for another's bytes lie elsewhere; None when `ended`.
+) -> ResolvedImage | None:
+    """The block image that is mounted, and no newer one; None when `ended`.
 
     Meanwhile reads of `file` that have waited for `deadline_s` fail.
     """
@@ -52,7 +52,7 @@ def reopened(
                 return resolver.open(digest, block_image)
             except BootseerError as error:
                 last[0] = error
-            with contextlib.suppress(BootseerError):  # it may be gone from the registry alone
+            with contextlib.suppress(BootseerError):  # it may be missing in the registry only
                 return resolver.open_kept(digest, block_image)
             say("take over", f"the image is asked for again and again: {last[0]}")
             failures += 1

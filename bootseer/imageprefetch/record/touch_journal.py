@@ -1,8 +1,8 @@
-"""What a start has touched so far, in small steps on disk, for who follows a dead server.
+"""The touches of a start so far, saved in small steps for a worker that takes over.
 
-A file of the server's own folder: a header that tells when the recording began, by both clocks,
-then a row for each touch. It is there as long as the recording runs. Touches of the last moment
-before a crash are lost, and a torn row with them, so what is recorded then is no full start.
+A file in the server's folder: a header with the time when the recording began, by both clocks,
+then a row for each touch. It exists as long as the recording runs. Touches of the last moment
+before a crash are lost, and a torn row with them, so the start then counts as incomplete.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROW = struct.Struct("<QQI")
 _MOST_BYTES = 64 << 20
 
 
-class Journal:
-    """One recording's file; nothing raises. A disk that takes no more ends the keeping."""
+class TouchJournal:
+    """The file of one recording. Nothing raises: a full disk only ends the writing."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class Journal:
         return (time.monotonic_ns() - self._begun_mono_ns) / 1e9
 
     def create(self) -> None:
-        """Begin one."""
+        """Begin a recording."""
         self.begun_ns, self._begun_mono_ns = time.time_ns(), time.monotonic_ns()
         with contextlib.suppress(OSError):
             self._fd = os.open(
@@ -49,7 +49,7 @@ class Journal:
         self._write(_HEADER.pack(_MAGIC, self.begun_ns, self._begun_mono_ns))
 
     def resume(self) -> list[tuple[int, int, int]] | None:
-        """Go on with the one that is there; its touches as `Recorder.restore` takes them."""
+        """Continue a recording; its touches as `Recorder.restore` takes them, None without any."""
         try:
             with open(self._path, "rb") as file:
                 data = file.read(_MOST_BYTES)
@@ -65,13 +65,13 @@ class Journal:
         return list(_ROW.iter_unpack(data[_HEADER.size : end]))
 
     def save(self, recorder: Recorder) -> None:
-        """Write what came since the last time."""
+        """Write the touches since the last time."""
         if self._fd < 0:
             return
-        at = max(0, self._saved - 1)  # the last one may have grown; twice is no harm
+        at = max(0, self._saved - 1)  # the last row may have grown; it may be written twice
         rows = recorder.since(at)
         if rows and (len(rows) > 1 or rows[0] != self._last):
-            self._write(b"".join(_packed(rows)))
+            self._write(b"".join(_pack(rows)))
             self._saved, self._last = at + len(rows), rows[-1]
 
     def _write(self, data: bytes) -> None:
@@ -96,6 +96,6 @@ class Journal:
             os.unlink(self._path)
 
 
-def _packed(rows: list[tuple[int, int, int]]) -> Iterator[bytes]:
+def _pack(rows: list[tuple[int, int, int]]) -> Iterator[bytes]:
     for first, count, at_ms in rows:
         yield _ROW.pack(first, count, min(at_ms, 0xFFFFFFFF))

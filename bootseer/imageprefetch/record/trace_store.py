@@ -1,8 +1,7 @@
-"""Traces of an image's starts, kept on this node and merged start by start.
+"""The traces of an image's starts on this node, one file a workload.
 
-One file a workload, in the folder of the image. Every start adds its own under a lock, so that
-starts of any number of processes end at once without losing one another's; readers see the old
-trace or the new one.
+Every start merges its own trace under a lock, so that any number of starts can end at once;
+readers see either the old trace or the new one.
 """
 
 from __future__ import annotations
@@ -16,25 +15,24 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.trace_file import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
-from bootseer.imageprefetch.image_cache import DEFAULT_NAME
-from bootseer.imageprefetch.workloads import check_workload
+from bootseer.imageprefetch.workloads import file_name, workload_of
 from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
 from bootseer.system.file_lock import FileLock
 
 SUFFIX = ".trace"
-PUSHED = ".pushed"  # a workload's trace, as far as a published one holds it
+PUSHED = ".pushed"  # the part of a workload's trace that a published one contains
 
 
 class TraceStore:
-    """The traces in one folder, which is made when the first is added."""
+    """The traces in one folder, which is created with the first one."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
     def path(self, workload: str = "") -> Path:
-        """Where a workload's trace lies, if there is one."""
-        return self.folder / f"{check_workload(workload) or DEFAULT_NAME}{SUFFIX}"
+        """The file of a workload's trace."""
+        return self.folder / f"{file_name(workload)}{SUFFIX}"
 
     def workloads(self) -> list[str]:
         """The workloads that have a trace, sorted."""
@@ -44,8 +42,7 @@ class TraceStore:
             return []
         except OSError as error:
             raise from_os_error(error, f"list the traces in {self.folder}") from error
-        known = (name.removesuffix(SUFFIX) for name in names)
-        return sorted("" if name == DEFAULT_NAME else name for name in known)
+        return sorted(workload_of(name.removesuffix(SUFFIX)) for name in names)
 
     def load(self, workload: str = "") -> Trace | None:
         """A workload's merged trace; None when there is none.
@@ -55,23 +52,23 @@ class TraceStore:
         return _read(self.path(workload))
 
     def pushed(self, workload: str = "") -> Trace | None:
-        """What of a workload's trace was published; None when nothing was, or it is damaged."""
+        """The part of a workload's trace that was published; None without one, or if damaged."""
         try:
             return _read(self.path(workload).with_suffix(PUSHED))
         except CorruptDataError:
             return None
 
     def keep_pushed(self, trace: Trace) -> None:
-        """A published trace holds this one, which is or was kept here, from now on."""
+        """Note that a published trace contains this one, which is or was this node's."""
         path = self.path(trace.workload).with_suffix(PUSHED)
         with self._locked():
-            self._publish(path, traces.serialise(within(trace)))
+            self._publish(path, traces.serialise(fit_limits(trace)))
 
     def add(self, trace: Trace) -> Trace:
-        """Merge a start's trace in; returns what is kept now.
+        """Merge a start's trace in; returns the merged trace.
 
-        A kept trace that is damaged, or of other bytes (the block image was made anew by other
-        rules), is set aside and replaced: it must not stop recording for ever.
+        A kept trace that is damaged, or of other bytes (after a rebuild of the block image by other
+        rules), is set aside and replaced: it must not prevent recording for ever.
         """
         path = self.path(trace.workload)
         with self._locked():
@@ -81,14 +78,14 @@ class TraceStore:
             except (CorruptDataError, UsageError) as error:
                 merged = trace
                 _set_aside(path, str(error))
-            merged = within(merged)
+            merged = fit_limits(merged)
             self._publish(path, traces.serialise(merged))
         return merged
 
     def replace(self, trace: Trace) -> None:
-        """Keep this trace instead of whatever is kept for its workload."""
+        """Keep this trace in place of its workload's earlier one."""
         with self._locked():
-            self._publish(self.path(trace.workload), traces.serialise(within(trace)))
+            self._publish(self.path(trace.workload), traces.serialise(fit_limits(trace)))
 
     def _locked(self) -> FileLock:
         try:
@@ -122,18 +119,18 @@ def _set_aside(path: Path, reason: str) -> None:
         writer.point("image.trace", "fallback", {"bootseer.reason": reason})
 
 
-def within(trace: Trace, most_extents: int = LIMITS.extents) -> Trace:
-    """The trace as a file may hold it: the extents that fewest starts saw go first."""
+def fit_limits(trace: Trace, most_extents: int = LIMITS.extents) -> Trace:
+    """The trace within a file's limits: extents that the fewest starts saw are dropped first."""
     starts, replays = min(trace.starts, LIMITS.starts), min(trace.replays, LIMITS.starts)
-    counted = (starts, replays) == (trace.starts, trace.replays)
-    if len(trace.extents) <= most_extents and counted:
+    counts_fit = (starts, replays) == (trace.starts, trace.replays)
+    if len(trace.extents) <= most_extents and counts_fit:
         return trace
 
-    def few(number: int) -> tuple[int, int]:
+    def rank(number: int) -> tuple[int, int]:
         extent = trace.extents[number]
         return -extent.starts_seen, -extent.replays_seen
 
-    ranked = sorted(range(len(trace.extents)), key=few)
+    ranked = sorted(range(len(trace.extents)), key=rank)
     extents = tuple(
         trace.extents[n]._replace(
             starts_seen=min(trace.extents[n].starts_seen, max(starts, 1)),

@@ -1,18 +1,19 @@
-"""The first look at a registry, which a job waits for: bounded as a whole, not request by request.
+"""One time limit for all that a mount asks of a registry while a job waits: the *first look*.
 
 A registry that hangs, or sends a byte a second, is given up when the time of the whole look is
-over, whichever request it is at, names that are looked up included. A registry that is slow but
-alive is not: an answer that is asked for late still has `ANSWER_S`, up to `EXTRA_S` after the
-look's end, and a body may take as long as `LEAST_BYTES_S` come in the mean.
+over, whichever request is under way, DNS look-ups included. A registry that is slow but alive is
+not: a request made late still has `ANSWER_S`, up to `EXTRA_S` after the look's end, and a body may
+take long as long as it brings `LEAST_BYTES_S` on average.
 
-Calls that are given up stay behind in threads of their own, and nothing waits for them.
+Calls that are given up go on in threads of their own, for which nothing waits.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, DeadlineError
@@ -32,10 +33,10 @@ T = TypeVar("T")
 
 
 class FirstLook:
-    """The time of one first look at `place`; any number of threads may use it.
+    """The time of one first look at the repository `place`; any number of threads may use it.
 
     It began at `begun_s` of the monotonic clock, or (0) begins now. `give_up` is called when a call
-    is left behind; `given_up` tells whether one was.
+    is given up; `given_up` says whether one was.
     """
 
     def __init__(
@@ -56,22 +57,22 @@ class FirstLook:
         self.given_up = False
 
     def ask(self, call: Callable[[], T], what: str) -> T:
-        """What `call` returns. Raises DeadlineError when its time is over, and what it raises."""
+        """What `call` returns; raises what it raises, and DeadlineError when the time is over."""
         now_s = time.monotonic()
         late_s = min(now_s + ANSWER_S, self._end_s + EXTRA_S)
         limit_s = max(self._end_s, late_s) - now_s
 
-        def tried() -> T:
-            # So that the error of a registry that refuses is the cause, and not the look's end.
+        def limited() -> T:
+            # A registry that refuses must be the error reported, instead of the look's end.
             with retry.limited(limit_s):
                 return call()
 
-        return self._until(tried, lambda: max(self._end_s, late_s), what)
+        return self._until(limited, lambda: max(self._end_s, late_s), what)
 
     def read(self, stream: BlobStream, size_bytes: int, what: str, *, whole: bool) -> bytearray:
-        """The first bytes of a stream; all that it has, checked to their end, when `whole`.
+        """The first `size_bytes` of a stream; with `whole` it must have no others.
 
-        Raises DeadlineError when they come too slowly: the stream is cancelled then.
+        Raises DeadlineError when they come too slowly, and cancels the stream then.
         """
         data, received = bytearray(size_bytes), 0
         begun_s = time.monotonic()
@@ -114,34 +115,34 @@ class FirstLook:
 
 
 class BoundedRepository(Closing):
-    """What a mount asks of a repository, within a first look; `store` alone is not bounded.
+    """A repository whose calls are within a first look, except for reads of `store`.
 
-    `opened` gives the repository itself.
+    `open_repository` gives the repository itself.
     """
 
-    def __init__(self, opened: Callable[[], RepositoryReader], look: FirstLook) -> None:
-        self._opened, self._look = opened, look
+    def __init__(self, open_repository: Callable[[], RepositoryReader], look: FirstLook) -> None:
+        self._open, self._look = open_repository, look
 
     @property
     def store(self) -> Store:
-        """As `RepositoryReader.store`, for as long as a reader may wait."""
-        return self._opened().store
+        """As `RepositoryReader.store`."""
+        return self._open().store
 
     def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
         """As `RepositoryReader.image`."""
         what = f"find the image {version}"
-        return self._look.ask(lambda: self._opened().image(version, platform), what)
+        return self._look.ask(lambda: self._open().image(version, platform), what)
 
     def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
         """As `RepositoryReader.referrers`."""
         what = f"list the referrers of {digest}"
-        return self._look.ask(lambda: self._opened().referrers(digest, artifact_type), what)
+        return self._look.ask(lambda: self._open().referrers(digest, artifact_type), what)
 
     def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
         """As `RepositoryReader.manifest`."""
         digest = descriptor if isinstance(descriptor, str) else descriptor.digest
         what = f"read the manifest {digest}"
-        return self._look.ask(lambda: self._opened().manifest(descriptor), what)
+        return self._look.ask(lambda: self._open().manifest(descriptor), what)
 
     def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
         """As `RepositoryReader.blob`."""
@@ -152,15 +153,45 @@ class BoundedRepository(Closing):
                     return bytes(self._look.read(stream, descriptor.size_bytes, what, whole=True))
             except CorruptDataError:
                 pass  # another mirror may have the right bytes: ask each of them
-        return self._look.ask(
-            lambda: self._opened().blob(descriptor, limit_bytes=limit_bytes), what
-        )
+        return self._look.ask(lambda: self._open().blob(descriptor, limit_bytes=limit_bytes), what)
 
     def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> BlobStream:
-        """As `RepositoryReader.stream`; what is read of it is not bounded here."""
+        """As `RepositoryReader.stream`; reading it is not bounded."""
         what = f"read {digest}"
-        return self._look.ask(lambda: self._opened().stream(digest, offset, verify=verify), what)
+        return self._look.ask(lambda: self._open().stream(digest, offset, verify=verify), what)
 
     def close(self) -> None:
         """Close the repository itself."""
-        self._opened().close()
+        self._open().close()
+
+
+class BackgroundCall(Generic[T]):
+    """A call in a thread of its own; `start` begins it."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="image-ask", daemon=True)
+
+    @classmethod
+    def start(cls, call: Callable[[], T]) -> BackgroundCall[T]:
+        """Begin a call."""
+        background = cls(call)
+        background._thread.start()
+        return background
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._call())
+        except BaseException as error:  # it is raised in the thread that waits
+            self._error = error
+
+    def result(self, wait_s: float | None = None) -> T:
+        """What the call returned; raises what it raised, DeadlineError when it takes longer."""
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            raise DeadlineError(f"no answer within {wait_s:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._results[0]

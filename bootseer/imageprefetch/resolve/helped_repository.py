@@ -1,4 +1,4 @@
-"""A repository whose first answers a helper process has asked for already."""
+"""A repository whose first answers come from a helper process that has asked already."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from bootseer.storage.store import Store
 
 PATIENCE_S = 3.5
-"""The longest wait for the helper's next message or byte; then the registry is asked from here.
+"""The longest wait for the helper's next message or byte; then this process asks the registry.
 
-Longer than a helper waits for a byte: one that is alive knows sooner than we do what is slow."""
+Longer than the helper itself waits for a byte, so a helper that is alive gives up first."""
 MOST_MESSAGE_BYTES = 64 << 20
 
 
 class HelpedRepository(Closing):
-    """What a mount's server asks of a `Repository`, answered by a helper where that can.
+    """A `RepositoryReader` that a helper answers where it can.
 
-    `open_repository` opens the repository itself, for all that the helper does not know; nothing
-    is imported for it, nor asked, before that. Any number of threads may use it.
+    `open_repository` opens the repository itself, for everything that the helper does not know;
+    before that nothing is imported for it. Any number of threads may use it.
     """
 
     def __init__(self, link: socket, open_repository: Callable[[], Repository]) -> None:
@@ -56,8 +56,8 @@ class HelpedRepository(Closing):
         self._repository: Repository | None = None
         self._answers: dict[tuple[str, str], tuple[Any, ...]] = {}
         self._link_lock = threading.Lock()
-        self._listening = True  # more answers may come
-        self._ready = self._streams = False
+        self._is_listening = True  # more answers may come
+        self._is_ready = self._is_streaming = False
 
     @property
     def repository(self) -> Repository:
@@ -69,7 +69,7 @@ class HelpedRepository(Closing):
 
     @property
     def store(self) -> Store:
-        """Its blobs, which the helper knows nothing of."""
+        """Its blobs, which are not the helper's."""
         return self.repository.store
 
     def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
@@ -77,9 +77,9 @@ class HelpedRepository(Closing):
         answer = self._answer(IMAGE, version) if platform is None else None
         if answer is None:
             return self.repository.image(version, platform)
-        told, raw, media_type = answer
-        descriptor = Descriptor.parse(told)
-        manifest = _parsed(raw, media_type, descriptor)
+        fields, raw, media_type = answer
+        descriptor = Descriptor.parse(fields)
+        manifest = _parse(raw, media_type, descriptor)
         if not isinstance(manifest, Manifest):
             return self.repository.image(version)
         return descriptor, manifest
@@ -89,7 +89,7 @@ class HelpedRepository(Closing):
         answer = self._answer(REFERRERS, digest) if not artifact_type else None
         if answer is None:
             return self.repository.referrers(digest, artifact_type)
-        return [Descriptor.parse(one) for one in answer[0]]
+        return [Descriptor.parse(fields) for fields in answer[0]]
 
     def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
         """As `Repository.manifest`."""
@@ -99,15 +99,15 @@ class HelpedRepository(Closing):
             return self.repository.manifest(descriptor)
         raw, media_type = answer
         size_bytes = len(raw) if isinstance(descriptor, str) else descriptor.size_bytes
-        return _parsed(raw, media_type, Descriptor(media_type, digest, size_bytes))
+        return _parse(raw, media_type, Descriptor(media_type, digest, size_bytes))
 
     @property
     def answers(self) -> bool:
-        """Whether the helper is there still, or has said all that it knows."""
-        return self._listening or self._ready
+        """Whether the helper still answers, or has answered everything that it knows."""
+        return self._is_listening or self._is_ready
 
     def config(self, digest: str) -> bytes | None:
-        """An image's config with this digest, where the helper has it in time."""
+        """An image's config with this digest, if the helper has it in time."""
         answer = self._answer(CONFIG, digest)
         if answer is None or digest_of(answer[0]) != digest:
             return None
@@ -119,25 +119,25 @@ class HelpedRepository(Closing):
         return self.repository.blob(descriptor, limit_bytes=limit_bytes)
 
     def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> BlobStream:
-        """As `Repository.stream`; the first unverified one from a blob's start is the helper's."""
-        size_bytes = self._asked_for(digest) if not offset and not verify else -1
+        """As `Repository.stream`; the helper gives the first unverified one from a blob's start."""
+        size_bytes = self._request_stream(digest) if not offset and not verify else -1
         if size_bytes < 0:
             return self.repository.stream(digest, offset, verify=verify)
         return HelpedStream(self._link, digest, size_bytes, lambda: self.repository)
 
     def dismiss(self) -> None:
-        """End the helper unless it streams: nothing more is asked of it. Twice is safe."""
+        """Ask the helper for nothing more, and end it unless it streams. Twice is safe."""
         with self._link_lock:
-            self._listening = False
-            if not self._streams:
+            self._is_listening = False
+            if not self._is_streaming:
                 registry_helper.end(self._link)
 
     def cut(self) -> None:
-        """End the helper, whichever thread waits for it; the registry is asked from here then."""
+        """End the helper, also for threads that wait for it: they ask the registry then."""
         registry_helper.shut(self._link)
 
     def close(self) -> None:
-        """Let go of the repository and of the helper; the stream is closed by who has it."""
+        """Close the repository and the helper; a stream is closed by its owner."""
         self.dismiss()
         with self._lock:
             if self._repository is not None:
@@ -146,50 +146,49 @@ class HelpedRepository(Closing):
     # --- the link --------------------------------------------------------------------------
 
     def _answer(self, kind: str, name: str) -> tuple[Any, ...] | None:
-        """What the helper says of something; None where it does not know, or takes long."""
+        """The helper's answer about `name`; None where it does not know, or takes long."""
         with self._link_lock:
-            while self._listening and (kind, name) not in self._answers:
-                self._hear()
+            while self._is_listening and (kind, name) not in self._answers:
+                self._receive_message()
             return self._answers.get((kind, name))
 
-    def _hear(self) -> None:
-        """Take the helper's next message."""
+    def _receive_message(self) -> None:
         try:
-            message = _received(self._link)
+            message = _receive(self._link)
         except (OSError, ValueError, EOFError):  # it was killed, or is stuck
-            self._listening = False
+            self._is_listening = False
             registry_helper.end(self._link)
             return
         if message[0] == READY:
-            self._listening, self._ready = False, True
+            self._is_listening, self._is_ready = False, True
         else:
             self._answers[message[0], message[1]] = message[2:]
 
-    def _asked_for(self, digest: str) -> int:
+    def _request_stream(self, digest: str) -> int:
         """Ask the helper for a blob; its size, or -1 where the helper cannot stream it."""
         with self._link_lock:
-            while self._listening:
-                self._hear()
-            if not self._ready or self._streams:
+            while self._is_listening:
+                self._receive_message()
+            if not self._is_ready or self._is_streaming:
                 return -1
-            self._ready = False
+            self._is_ready = False
             try:
                 self._link.sendall(f"{digest}\n".encode())
-                kind, name, size_bytes = _received(self._link)
+                kind, name, size_bytes = _receive(self._link)
             except (OSError, ValueError, EOFError):
                 registry_helper.end(self._link)
                 return -1
             if (kind, name) != (STREAM, digest) or not isinstance(size_bytes, int):
                 registry_helper.end(self._link)
                 return -1
-            self._streams = True
+            self._is_streaming = True
             return size_bytes
 
 
 class HelpedStream(Closing):
-    """`BlobStream` of what the helper passes on; where that ends early, read from the repository.
+    """The helper's stream of a blob, continued from the repository where it ends early.
 
-    One thread reads; any may cancel.
+    One thread reads; any thread may cancel.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class HelpedStream(Closing):
         self._at = 0
         self._rest: BlobStream | None = None
         self._lock = threading.Lock()
-        self._over = self._cancelled = False
+        self._is_closed = self._is_cancelled = False
 
     @property
     def size_bytes(self) -> int:
@@ -209,35 +208,35 @@ class HelpedStream(Closing):
 
     def readinto(self, view: memoryview, /) -> int:
         """Put the next bytes into `view`; how many, 0 at the end."""
-        if self._over or not view or self._at == self._size_bytes:
+        if self._is_closed or not view or self._at == self._size_bytes:
             return 0
         if self._rest is None:
-            # Never more than the blob: the link may be at anybody's mercy, the frames' digests not.
-            count = self._passed_on(view[: self._size_bytes - self._at])
+            # Never more than the blob: the helper is not trusted, only the frames' digests are.
+            count = self._receive(view[: self._size_bytes - self._at])
             if count:
                 self._at += count
                 return count
-            self._go_on()
+            self._read_on()
         assert self._rest is not None
         return self._rest.readinto(view)
 
-    def _passed_on(self, view: memoryview) -> int:
+    def _receive(self, view: memoryview) -> int:
         try:
             return self._link.recv_into(view)
-        except OSError:  # it takes long, or was cancelled
+        except OSError:  # the helper takes long, or was cancelled
             return 0
 
-    def _go_on(self) -> None:
-        """Read on without the helper. Raises StoreUnavailableError when cancelled."""
+    def _read_on(self) -> None:
+        """Continue without the helper. Raises StoreUnavailableError when cancelled."""
         registry_helper.end(self._link)
         with self._lock:
-            if self._cancelled or self._over:
+            if self._is_cancelled or self._is_closed:
                 raise StoreUnavailableError(f"reading {self._digest} was cancelled")
         rest = self._repository().stream(self._digest, self._at, verify=False)
         with self._lock:
             self._rest = rest
-            cancelled = self._cancelled
-        if cancelled:
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
             rest.cancel()
 
     def read(self, size: int = -1, /) -> bytes:
@@ -250,9 +249,9 @@ class HelpedStream(Closing):
         return bytes(data[:done])
 
     def cancel(self) -> None:
-        """Make whoever reads fail soon; for another thread."""
+        """Make the thread that reads fail soon; for another thread."""
         with self._lock:
-            self._cancelled = True
+            self._is_cancelled = True
             rest = self._rest
         if rest is not None:
             rest.cancel()
@@ -260,39 +259,39 @@ class HelpedStream(Closing):
             registry_helper.shut(self._link)
 
     def close(self) -> None:
-        """Let go of the connection; twice is safe."""
+        """Close the connection; twice is safe."""
         with self._lock:
-            self._over = True
+            self._is_closed = True
             rest = self._rest
         registry_helper.end(self._link)
         if rest is not None:
             rest.close()
 
 
-def _received(link: socket) -> tuple[Any, ...]:
+def _receive(link: socket) -> tuple[Any, ...]:
     """The helper's next message. Raises EOFError at the link's end, ValueError for no message."""
-    length = int.from_bytes(_exactly(link, registry_helper.LENGTH_BYTES), sys.byteorder)
+    length = int.from_bytes(_receive_exactly(link, registry_helper.LENGTH_BYTES), sys.byteorder)
     if length > MOST_MESSAGE_BYTES:
         raise ValueError("a message that has no end")
-    message = marshal.loads(_exactly(link, length))
+    message = marshal.loads(_receive_exactly(link, length))
     if not isinstance(message, tuple) or not message:
         raise ValueError("no message")
     return message
 
 
-def _exactly(link: socket, count: int) -> bytearray:
+def _receive_exactly(link: socket, count: int) -> bytearray:
     data = bytearray(count)
     done = 0
     while done < count:
-        more = link.recv_into(memoryview(data)[done:])
-        if not more:
+        received = link.recv_into(memoryview(data)[done:])
+        if not received:
             raise EOFError
-        done += more
+        done += received
     return data
 
 
-def _parsed(raw: bytes, media_type: str, descriptor: Descriptor) -> Manifest | Index:
-    """A manifest, checked as the repository itself does."""
+def _parse(raw: bytes, media_type: str, descriptor: Descriptor) -> Manifest | Index:
+    """A manifest, checked as the repository itself checks it."""
     what = f"the manifest {descriptor.digest}"
     if len(raw) != descriptor.size_bytes:
         raise CorruptDataError(f"{what} has {len(raw)} bytes, not {descriptor.size_bytes}")

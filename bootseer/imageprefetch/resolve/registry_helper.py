@@ -1,15 +1,15 @@
 """A process that asks the registry for a mount while the mount's server still imports its modules.
 
-Where no agent stands by, importing takes longer than all that the registry is asked, and the
-registry's client alone takes as long to import as a FUSE server does. So the command that mounts
-forks this process before it imports anything. It finds the image, its referrers and the manifests
-that a mount of it needs, writes them to a link, and waits there to be asked for the stream of one
-blob, the hot set's pack, which it passes on byte by byte.
+Without an agent, importing takes longer than all requests to the registry, and the registry's
+client alone takes as long to import as a FUSE server. So the command that mounts forks this
+process before it imports anything. It finds the image, its referrers and the manifests that a
+mount of it needs, writes them to a link, and then waits for a request for the stream of one blob,
+the hot set's pack, which it forwards.
 
-What it says is a proposal: `HelpedRepository` gives it to the mount's server as the repository's
-answers, which are checked there as the repository's own are. It tries nothing twice. Where it
-fails, is killed or takes long, the server asks the registry by itself, so every fault is reported
-by the server, which has the whole patience that the user asked for.
+Its answers are proposals: `HelpedRepository` gives them to the mount's server, which checks them
+as it checks the repository's own. The helper tries nothing twice. Where it fails, is killed or
+takes long, the server asks the registry itself, with all the time limits that the user set, so
+that the server reports every fault.
 
 The link is a stream of messages: four bytes of length, then a `marshal`led tuple that begins with
 the message's kind. The server writes one line, the digest of a blob; the answer is the message
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 IMAGE, REFERRERS, MANIFEST, READY, STREAM = "image", "referrers", "manifest", "ready", "stream"
 CONFIG = "config"
-LONGEST_WAIT_S = 3.0  # for a connection or a byte; whoever needs it longer asks for themselves
-LIFE_S = 15.0  # for all but the stream: a registry can drip bytes for hours
-CONFIG_S = 10.0  # for the config, once nothing else is asked
-TELLING_S = 0.25  # for one that only tells the platform, which no mount is to wait for
+LONGEST_WAIT_S = 3.0  # for a connection or a byte; the server waits longer itself if it must
+LIFE_S = 15.0  # without the stream: a registry can drip bytes for hours
+CONFIG_S = 10.0  # for the config, once nothing else is needed
+PLATFORM_S = 0.25  # for a config that only names the platform, for which no mount waits
 PIECE_BYTES = 256 << 10
 LENGTH_BYTES = 4
 _DIGEST_BYTES = 512
@@ -53,34 +53,34 @@ def start(
     options: Callable[[], StoreOptions],
     keep_config_in: str | None = None,
 ) -> socket:
-    """Start a helper for a mount of `ref`; returns the end of the link that its server reads.
+    """Start a helper for a mount of `ref`; returns the end of the link that the server reads.
 
-    `options` is called there, so that nothing is imported here. With `keep_config_in`, a cache
-    folder, the image's config and manifest are kept there as `image run` keeps them. Call it in a
-    process that has one thread.
+    `options` is called in the helper, so that nothing is imported here. With `keep_config_in`, a
+    cache directory, the image's config and manifest are kept there as `image run` keeps them. Call
+    it in a process that has one thread.
     """
     ours, theirs = socketpair()
     child = fork()
     if child == 0:
         try:
-            if fork() == 0:  # a child of nobody's who might wait for all of theirs
+            if fork() == 0:  # a grandchild: the caller may wait for all of its children
                 ours.close()
-                _become_server(theirs)
+                _detach(theirs)
                 _Helper(theirs, workload, keep_config_in).serve(ref, plain_http, options())
-        except BaseException:  # a border: who asked asks the registry, and reports what is wrong
+        except BaseException:  # a border: the server asks the registry, and reports what is wrong
             pass
         finally:
             os._exit(0)
     theirs.close()
     try:
         os.waitpid(child, 0)
-    except ChildProcessError:  # who started us has SIGCHLD ignored
+    except ChildProcessError:  # our own parent had SIGCHLD ignored
         pass
     return ours
 
 
-def _become_server(link: socket) -> None:
-    """Let go of the terminal, and of all that others may wait for us to close."""
+def _detach(link: socket) -> None:
+    """Leave the terminal, and close every descriptor that others may wait for us to close."""
     import signal
 
     os.setsid()
@@ -103,7 +103,7 @@ class _Helper:
         self._is_ready = False
 
     def serve(self, ref: str, plain_http: bool | None, options: StoreOptions) -> None:
-        """Say what is known of the image, then stream the blob that is asked for."""
+        """Send what is known of the image, then stream the requested blob."""
         import signal
         import threading
 
@@ -119,7 +119,7 @@ class _Helper:
         repository, reference = open_repository(ref, options, plain_http=plain_http)
         with repository:
             descriptor, manifest = repository.image(reference.version)
-            self._say(
+            self._send(
                 IMAGE, reference.version, descriptor.as_dict(), manifest.raw, manifest.media_type
             )
             keep = threading.Thread(
@@ -127,64 +127,65 @@ class _Helper:
             )
             keep.start()
             self._propose(repository, descriptor)
-            tells = self._tells_config(descriptor)
-            if tells:
-                keep.join(TELLING_S)
-            self._say(READY)
+            sends_config = self._sends_config(descriptor)
+            if sends_config:
+                keep.join(PLATFORM_S)
+            self._send(READY)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-            digest = self._asked()
+            digest = self._await_request()
             if digest:
                 self._stream(repository, digest)
-            if not tells:
+            if not sends_config:
                 keep.join(CONFIG_S)
 
-    def _tells_config(self, image: Descriptor) -> bool:
-        """Whether the server wants the config, which alone tells what no index says."""
+    def _sends_config(self, image: Descriptor) -> bool:
+        """Whether the server needs the config, because no index names the platform."""
         return self._keep_config_in is None and image.platform is None
 
     def _propose(self, repository: Repository, image: Descriptor) -> None:
         import threading
 
-        listed = repository.referrers(image.digest)
-        self._say(REFERRERS, image.digest, [one.as_dict() for one in listed])
+        referrers = repository.referrers(image.digest)
+        self._send(REFERRERS, image.digest, [one.as_dict() for one in referrers])
         threads = [
-            threading.Thread(target=self._manifest, args=(repository, one))
-            for one in _likely(listed, self._workload)
+            threading.Thread(target=self._send_manifest, args=(repository, one))
+            for one in _likely_manifests(referrers, self._workload)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _manifest(self, repository: Repository, descriptor: Descriptor) -> None:
+    def _send_manifest(self, repository: Repository, descriptor: Descriptor) -> None:
         from bootseer.errors import BootseerError
 
         try:
-            found = repository.manifest(descriptor)
-            self._say(MANIFEST, descriptor.digest, found.raw, found.media_type)
+            manifest = repository.manifest(descriptor)
+            self._send(MANIFEST, descriptor.digest, manifest.raw, manifest.media_type)
         except (BootseerError, OSError):
-            pass  # the server asks for it by itself
+            pass  # the server asks for it itself
 
     def _keep_config(
         self, repository: Repository, descriptor: Descriptor, manifest: Manifest
     ) -> None:
-        tells = self._tells_config(descriptor)
-        if self._keep_config_in is None and not tells:
+        sends_config = self._sends_config(descriptor)
+        if self._keep_config_in is None and not sends_config:
             return
         from bootseer.errors import BootseerError
-        from bootseer.imageprefetch.image_cache import LocalStore
-        from bootseer.imageprefetch.run.image_config import LIMIT_BYTES, fetch_and_keep
+        from bootseer.imageprefetch.image_cache import ImageCache
+        from bootseer.storage.oci.config import LIMIT_BYTES
 
         try:
-            if tells:
+            if sends_config:
                 raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
-                self._say(CONFIG, manifest.config.digest, raw)
+                self._send(CONFIG, manifest.config.digest, raw)
             elif self._keep_config_in is not None:
-                fetch_and_keep(repository, descriptor, manifest, LocalStore(self._keep_config_in))
+                cache = ImageCache(self._keep_config_in)
+                cache.fetch_config(repository, descriptor, manifest)
         except (BootseerError, OSError):
-            pass  # who needs it fetches it
+            pass  # it is fetched again where it is needed
 
-    def _say(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         body = marshal.dumps(message)
         with self._lock:
             if self._is_ready and message[0] == CONFIG:
@@ -192,14 +193,14 @@ class _Helper:
             self._is_ready = self._is_ready or message[0] == READY
             self._link.sendall(len(body).to_bytes(LENGTH_BYTES, sys.byteorder) + body)
 
-    def _asked(self) -> str:
-        """The digest of the blob that is to be streamed; "" where none is."""
+    def _await_request(self) -> str:
+        """The digest of the blob to be streamed; "" for none."""
         line = b""
         while not line.endswith(b"\n"):
-            more = self._link.recv(_DIGEST_BYTES)
-            if not more:
+            received = self._link.recv(_DIGEST_BYTES)
+            if not received:
                 return ""
-            line += more
+            line += received
         return line.decode().strip()
 
     def _stream(self, repository: Repository, digest: str) -> None:
@@ -208,32 +209,32 @@ class _Helper:
             size_bytes = stream.size_bytes
             if size_bytes < 0:
                 return
-            self._say(STREAM, digest, size_bytes)
+            self._send(STREAM, digest, size_bytes)
             while count := stream.readinto(view):
                 self._link.sendall(view[:count])
 
 
-def _likely(listed: Iterable[Descriptor], workload: str) -> Iterator[Descriptor]:
+def _likely_manifests(referrers: Iterable[Descriptor], workload: str) -> Iterator[Descriptor]:
     """The manifests that a mount will ask for: the block image's, and a hot set's."""
     from bootseer.storage.oci import media_types
 
-    listed = list(listed)
-    blocks = [one for one in listed if one.artifact_type == media_types.BLOCK_IMAGE]
-    yield from blocks[:1]
+    referrers = list(referrers)
+    block_images = [one for one in referrers if one.artifact_type == media_types.BLOCK_IMAGE]
+    yield from block_images[:1]
     for name in dict.fromkeys((workload, "")):
-        hot = [
+        hot_sets = [
             one
-            for one in listed
+            for one in referrers
             if one.artifact_type == media_types.HOT_SET
             and one.annotations.get(media_types.WORKLOAD_NOTE) == name
         ]
-        if hot:
-            yield max(hot, key=lambda one: one.annotations.get(media_types.CREATED_NOTE, ""))
+        if hot_sets:
+            yield max(hot_sets, key=lambda one: one.annotations.get(media_types.CREATED_NOTE, ""))
             return
 
 
 def shut(link: socket) -> None:
-    """End the helper behind a link, whoever else has the link open; twice is safe."""
+    """End the helper behind a link, though others have the link open; twice is safe."""
     try:
         link.shutdown(SHUT_RDWR)
     except OSError:
@@ -241,6 +242,6 @@ def shut(link: socket) -> None:
 
 
 def end(link: socket) -> None:
-    """The same, and close the link."""
+    """End the helper behind a link, and close the link."""
     shut(link)
     link.close()

@@ -1,7 +1,7 @@
 """`image run`: a container of an image that is mounted for as long as the container runs.
 
-What keeps us from mounting keeps nobody from working: podman pulls the image then, as it would
-without us.
+Where the image cannot be mounted, podman pulls and runs it, as it would without us. What is only
+needed once the image is mounted is imported meanwhile: see `import_the_rest`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch.mount import mount as mounting
-from bootseer.imageprefetch.mount import temporary_mounts
-from bootseer.imageprefetch.mount.mount import Mounted, MountSettings
-from bootseer.imageprefetch.run import podman_options
-from bootseer.imageprefetch.run.podman_options import EVENTS_INSIDE
+from bootseer.imageprefetch.mount import server_registry
+from bootseer.imageprefetch.mount.container_folders import TREE
+from bootseer.imageprefetch.mount.interrupts import exit_on_signals
+from bootseer.imageprefetch.mount.mount import MountedImage
+from bootseer.imageprefetch.mount.settings import MountSettings
+from bootseer.imageprefetch.run import podman, temporary_mounts
+from bootseer.imageprefetch.run.command import EVENTS_INSIDE, run_foreground
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.system.mountinfo import all_mounts, shown_at
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.image_cache import LocalStore
-    from bootseer.imageprefetch.run.container import ImageConfig
-
+    from bootseer.imageprefetch.image_cache import ImageCache
+    from bootseer.storage.oci.config import ImageConfig
 
 _NOT_BEGUN = "not-begun"
-_PODMANS_OWN_FAULT = 125
-_NEVER_BEGAN = (_PODMANS_OWN_FAULT, 126, 127)
-"""Codes of podman where it, or the runtime below it, did not come to start the command."""
+_FAULT_OF_PODMAN = 125
+_NOT_STARTED = (_FAULT_OF_PODMAN, 126, 127)
+"""Exit codes of podman when it, or the runtime below it, could not start the command."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A container of the image `mount.ref`; the directory of `mount` is ours to choose.
+    """A container of the image `mount.ref`; `run` chooses the directory of `mount`.
 
-    `options` are podman's. `words` take the place of the image's own command, if there are any.
-    Events are shown to the container in `mount.events_dir`, if one is named.
+    `options` are podman's. `words`, if there are any, replace the image's own command. The
+    directory `mount.events_dir`, if one is named, is shown to the container for its events.
     """
 
     mount: MountSettings
@@ -48,27 +51,35 @@ class RunSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Way:
-    """Which way it went: what was mounted, or why podman pulls the image instead."""
+class RunPlan:
+    """How the container runs: on the mounted image, or pulled by podman for `reason`."""
 
-    mounted: Mounted | None = None
+    mounted: MountedImage | None = None
     reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Container:
+    """A command line, and the folder and image of its mount (none where podman pulls)."""
+
+    words: Sequence[str]
+    folder: str = ""
+    mounted: MountedImage | None = None
 
 
 def run(
     settings: RunSettings,
-    tell: Callable[[Way], None],
-    mount: Callable[[MountSettings], Mounted] = mounting.mount,
+    report: Callable[[RunPlan], None],
+    mount: Callable[[MountSettings], MountedImage] = mounting.mount,
     complain: Callable[[str], None] | None = None,
 ) -> int:
-    """Run the container to its end; returns its exit code. `tell` is called before it begins.
+    """Run the container to its end; returns its exit code. `report` is called before it starts.
 
-    `complain` is called, by another thread, with each fault that the image's server, be it begun
-    by this mount or another, meets while the container runs: a program that reads in vain hears
-    of nothing but an input/output error.
+    `complain` is called, in another thread, with each fault of the image's server while the
+    container runs: a program whose read fails learns of nothing but an input/output error.
     `mount` mounts, and raises, as `mounting.mount`.
-    Raises UsageError for names that are none, and options that cannot be, and NotSupportedError
-    where there is no podman. Call it in a process that has one thread.
+    Raises UsageError for invalid names and options, and NotSupportedError where there is no
+    podman. Call it in a process that has one thread.
     """
     parse_reference(settings.mount.ref)
     if not _is_installed("podman"):
@@ -76,76 +87,85 @@ def run(
             "running a container needs podman: install it, or use `bootseer image mount` and "
             "whatever runs containers here"
         )
-    podman_options.check_options(
+    podman.check_options(
         settings.options, instead=", or use `bootseer image mount` and podman's --rootfs"
     )
-    options = [*_events(settings.mount.events_dir), *settings.options]
+    options = [*_events_options(settings.mount.events_dir), *settings.options]
     with contextlib.ExitStack() as stack:
         try:
-            words, place, mounted = _mounted_words(settings, options, stack, tell, mount)
-            digest, state = mounted.digest, mounted.state
-            if complain is not None:
-                from bootseer.imageprefetch.run.server_log import following
+            container = _on_mounted_image(settings, options, stack, report, mount)
+            if complain is not None and container.mounted is not None:
+                from bootseer.imageprefetch.run.server_log import follow_faults
 
-                stack.enter_context(following(mounted.state, settings.mount.ref, complain))
+                state, ref = container.mounted.state, settings.mount.ref
+                stack.enter_context(follow_faults(state, ref, complain))
         except UsageError:
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             stack.close()
-            tell(Way(reason=describe(error)))
-            words, place, digest, state = _plain_words(settings, options), "", "", ""
-        from bootseer.imageprefetch.mount import server_registry
-        from bootseer.imageprefetch.run import container
-        from bootseer.imageprefetch.run.container_folders import TREE
-
-        tree = os.path.join(place, TREE)
-        asked = functools.partial(server_registry.ask_to_end, state, tree) if state else _unheard
-        code = container.run_foreground(words, asked)
-        last = settings.options[-1] if settings.options else "-"
-        if code == _PODMANS_OWN_FAULT and not last.startswith("-") and complain is not None:
-            complain(f"if {last!r} is of the command to be run, put -- before that command")
-        if code and place and complain and _lost_its_server(settings, place, digest):
-            complain(
-                f"the server of {settings.mount.ref} was killed while the container ran, which "
-                "could read no more of its image; look who killed it (the kernel's log names "
-                "those that memory ran out for), then start again"
-            )
-        if code in _NEVER_BEGAN and place:
-            with contextlib.suppress(OSError), open(os.path.join(place, _NOT_BEGUN), "wb"):
-                pass
+            report(RunPlan(reason=describe(error)))
+            container = _Container(_words_to_pull(settings, options))
+        code = run_foreground(container.words, _when_terminated(container))
+        _explain_end(settings, container, code, complain)
         return code
 
 
-def _unheard() -> None: ...
+def _when_terminated(container: _Container) -> Callable[[], None]:
+    """The callback that notes for the image's server that the container is asked to end."""
+    mounted = container.mounted
+    if mounted is None or not mounted.state:
+        return lambda: None
+    tree = os.path.join(container.folder, TREE)
+    return functools.partial(server_registry.note_end_request, mounted.state, tree)
 
 
-def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
-    """Whether the tree of a container, whose own folder is `place`, is served no more."""
-    from bootseer.imageprefetch.mount import server_registry
-    from bootseer.imageprefetch.run.container_folders import TREE
-    from bootseer.system.mountinfo import all_mounts, shown_at
+def _explain_end(
+    settings: RunSettings,
+    container: _Container,
+    code: int,
+    complain: Callable[[str], None] | None,
+) -> None:
+    last = settings.options[-1] if settings.options else "-"
+    if code == _FAULT_OF_PODMAN and not last.startswith("-") and complain is not None:
+        complain(f"if {last!r} is of the command to be run, put -- before that command")
+    mounted = container.mounted
+    if mounted is None:
+        return
+    if code and complain and _lost_its_server(settings, container.folder, mounted.digest):
+        complain(
+            f"the server of {settings.mount.ref} was killed while the container ran, which "
+            "could read no more of its image; look who killed it (the kernel's log names "
+            "those that memory ran out for), then start again"
+        )
+    if code in _NOT_STARTED:
+        with contextlib.suppress(OSError), open(os.path.join(container.folder, _NOT_BEGUN), "wb"):
+            pass
 
+
+def _lost_its_server(settings: RunSettings, folder: str, digest: str) -> bool:
+    """Whether the tree in a container's folder is not served any more."""
     try:
-        servers = server_registry.known(
+        servers = server_registry.list_records(
             os.path.abspath(settings.mount.runtime or default_runtime())
         )
-        shown = shown_at(all_mounts(), os.path.join(place, TREE))
+        shown = shown_at(all_mounts(), os.path.join(folder, TREE))
     except OSError:  # the container's own end is what counts
         return False
-    if shown is None:  # what served it took it away when it ended, or somebody else did
-        mine = [one for one in servers if one.digest == digest]
-        return not any(one.sealed or server_registry.lives(one) for one in mine)
-    server = next((one for one in servers if server_registry.is_of(one, shown)), None)
-    return server is not None and not server.sealed and not server_registry.lives(server)
+    if shown is None:  # its server unmounted it at the end, or another process did
+        mine = [server for server in servers if server.digest == digest]
+        return not any(server.sealed or server_registry.is_alive(server) for server in mine)
+    server = next((one for one in servers if server_registry.is_mount_of(one, shown)), None)
+    return server is not None and not server.sealed and not server_registry.is_alive(server)
 
 
 def import_the_rest() -> None:
-    """Import what a container's run needs besides its mount, while that is coming up."""
-    from bootseer.imageprefetch import image_cache
-    from bootseer.imageprefetch.run import container, image_config
-    from bootseer.storage.oci import manifest
+    """Import what a container needs besides its mount, while the mount comes up."""
+    import subprocess
 
-    del image_config, image_cache, container, manifest
+    from bootseer.imageprefetch import image_cache
+    from bootseer.storage.oci import config, manifest
+
+    del config, image_cache, manifest, subprocess
 
 
 def _is_installed(program: str) -> bool:
@@ -154,44 +174,43 @@ def _is_installed(program: str) -> bool:
     return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
 
 
-def _mounted_words(
+def _on_mounted_image(
     settings: RunSettings,
     options: Sequence[str],
     stack: contextlib.ExitStack,
-    tell: Callable[[Way], None],
-    mount: Callable[[MountSettings], Mounted],
-) -> tuple[list[str], str, Mounted]:
-    """Mount until `stack` is left; the command line, a folder for its time, what was mounted."""
-    podman_options.check_platform(options)
-    place = os.path.abspath(settings.mount.runtime or default_runtime())
-    stack.enter_context(temporary_mounts.ending())
-    tree = stack.enter_context(temporary_mounts.directory(place))
-    stack.enter_context(temporary_mounts.unmounting(tree, place))
-    own = os.path.dirname(tree)
-    wanted = dataclasses.replace(
+    report: Callable[[RunPlan], None],
+    mount: Callable[[MountSettings], MountedImage],
+) -> _Container:
+    """A container on the image, which stays mounted until `stack` is left."""
+    podman.check_platform(options)
+    runtime = os.path.abspath(settings.mount.runtime or default_runtime())
+    stack.enter_context(exit_on_signals())
+    tree = stack.enter_context(temporary_mounts.directory(runtime))
+    stack.enter_context(temporary_mounts.unmounting(tree, runtime))
+    folder = os.path.dirname(tree)
+    mount_settings = dataclasses.replace(
         settings.mount,
         directory=tree,
-        platform_known=True,  # its config, which we read anyway, tells
-        not_begun=os.path.join(own, _NOT_BEGUN),
+        platform_known=True,  # its config, which we read anyway, has it
+        not_begun=os.path.join(folder, _NOT_BEGUN),
     )
     begun_s = settings.mount.look_begun_s or time.monotonic()
-    mounted = mount(wanted)
-    from bootseer.imageprefetch.run import container
-
+    mounted = mount(mount_settings)
     config = _config(settings.mount, mounted.digest, begun_s)
-    words = container.container_words(tree, config, options, settings.words)
-    tell(Way(mounted))
-    return words, own, mounted
+    words = podman.container_words(tree, config, options, settings.words)
+    report(RunPlan(mounted))
+    return _Container(words, folder, mounted)
 
 
-def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:
-    insecure = ["--tls-verify=false"] if _asks_plainly(settings.mount) else []
+def _words_to_pull(settings: RunSettings, options: Sequence[str]) -> list[str]:
+    """The command line by which podman pulls and runs the image."""
+    insecure = ["--tls-verify=false"] if _is_plain_http(settings.mount) else []
     words = ["podman", "run", "--rm", *insecure, *options]
     return [*words, settings.mount.ref, *settings.words]
 
 
-def _asks_plainly(mount: MountSettings) -> bool:
-    """Whether the registry is asked without TLS: podman then must not insist on it."""
+def _is_plain_http(mount: MountSettings) -> bool:
+    """Whether the registry speaks no TLS, on which podman would insist."""
     from bootseer.storage.oci.open import open_repository
 
     if mount.plain_http is not None:
@@ -199,45 +218,45 @@ def _asks_plainly(mount: MountSettings) -> bool:
     try:
         with open_repository(mount.ref, mount.options)[0] as repository:
             return repository.plain_http
-    except BootseerError:  # podman knows better what is wrong with it
+    except BootseerError:  # podman will report what is wrong with it
         return False
 
 
-def _events(folder: str) -> list[str]:
+def _events_options(events_dir: str) -> list[str]:
     """Podman's options that show a directory of events to the container."""
-    if not folder:
+    if not events_dir:
         return []
-    folder = os.path.abspath(folder)
+    events_dir = os.path.abspath(events_dir)
     with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
-    if not os.path.isdir(folder):
+        os.makedirs(events_dir, exist_ok=True)
+    if not os.path.isdir(events_dir):
         return []
-    return ["--volume", f"{folder}:{EVENTS_INSIDE}", "--env", f"BOOTSEER_EVENTS={EVENTS_INSIDE}"]
+    volume = f"{events_dir}:{EVENTS_INSIDE}"
+    return ["--volume", volume, "--env", f"BOOTSEER_EVENTS={EVENTS_INSIDE}"]
 
 
 def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
-    """How the image wants to be run, kept on this node. Raises what the registry raises.
+    """How the image's programs are run; kept on this node. Raises what the registry raises.
 
-    The first look at the registry, of which this is the last part, began at `begun_s`.
+    It is the last part of what the registry is asked before the start, which began at `begun_s`.
     """
-    from bootseer.imageprefetch.image_cache import LocalStore
-    from bootseer.imageprefetch.run import container, image_config
+    from bootseer.imageprefetch.image_cache import ImageCache
+    from bootseer.storage.oci.config import check_platform_of, parse_config
 
-    local = LocalStore(os.path.abspath(mount.cache or default_cache()))
-    raw = image_config.kept(digest, local)
+    cache = ImageCache(os.path.abspath(mount.cache or default_cache()))
+    raw = cache.config(digest)
     if raw is None:
-        raw = _fetched_config(mount, digest, local, begun_s)
-    image_config.check_machine(raw, mount.ref)
-    return container.parse_config(raw)
+        raw = _fetch_config(mount, digest, cache, begun_s)
+    check_platform_of(raw, mount.ref)
+    return parse_config(raw)
 
 
-def _fetched_config(mount: MountSettings, digest: str, local: LocalStore, begun_s: float) -> bytes:
+def _fetch_config(mount: MountSettings, digest: str, cache: ImageCache, begun_s: float) -> bytes:
     from bootseer.imageprefetch.resolve.deadline import BoundedRepository, FirstLook
-    from bootseer.imageprefetch.run import image_config
     from bootseer.storage.oci.open import open_repository
 
     repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
     look = FirstLook(mount.ref, mount.look_s, lambda: None, begun_s=begun_s)
     with BoundedRepository(lambda: repository, look) as bounded:
         image, manifest = bounded.image(digest)
-        return image_config.fetch_and_keep(bounded, image, manifest, local)
+        return cache.fetch_config(bounded, image, manifest)

@@ -1,6 +1,7 @@
-"""Following what the server of an image tells while a container runs on the image.
+"""Reporting the faults of an image's server to those whose containers run on the image.
 
-Whoever's mount the server was begun by: all containers of an image on a node share one.
+All containers of an image on a node share one server, whichever mount started it; it writes its
+faults to a file (`mount_events.FaultLog`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
-    """Pass on, once a kind, what the server with the folder `state` tells from now on of `ref`.
+def follow_faults(state: str, ref: str, complain: Callable[[str], None]) -> Iterator[None]:
+    """Report each kind of fault that the server with the folder `state` meets within the block.
 
     An agent of an earlier version names no folder ("").
     """
@@ -36,10 +37,10 @@ def following(state: str, ref: str, complain: Callable[[str], None]) -> Iterator
 
 
 class LogFollower:
-    """Passes on each kind of fault that a server's file of faults gains, as one of the image `ref`.
+    """Reports each kind of fault that is added to a server's file of faults, for the image `ref`.
 
-    What the file held before `start` is of other containers' time, or was reported with the mount:
-    a fault that goes on is told again. Nothing here raises: what cannot be read says nothing.
+    What the file holds before `start` is about other containers, or was reported with the mount; a
+    fault that lasts is written again. Nothing raises: a file that cannot be read has no faults.
     """
 
     def __init__(self, path: str, ref: str, complain: Callable[[str], None]) -> None:
@@ -51,7 +52,7 @@ class LogFollower:
 
     def start(self) -> None:
         """Follow the file from its present end."""
-        try:  # held open: it goes with its server, whose last words count
+        try:  # held open: the server removes it at its end, and its last lines count
             self._fd = open_to_read(self._path)
             self._at = os.fstat(self._fd).st_size
         except OSError:
@@ -59,7 +60,7 @@ class LogFollower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Pass on what is there still, and end."""
+        """Report what was added since the last look, and end."""
         self._over.set()
         self._thread.join()
         if self._fd >= 0:
@@ -75,7 +76,7 @@ class LogFollower:
             return
         try:
             size = os.fstat(self._fd).st_size
-            if size < self._at:  # it was cut, being long
+            if size < self._at:  # the server cut it because it was long
                 self._at, self._rest = 0, b""
             data = os.pread(self._fd, size - self._at, self._at)
         except OSError:
@@ -83,9 +84,9 @@ class LogFollower:
         self._at += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._pass_on(line)
+            self._report(line)
 
-    def _pass_on(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> None:
         try:
             kind, text = json.loads(line)
         except (ValueError, TypeError, RecursionError):

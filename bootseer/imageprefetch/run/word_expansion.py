@@ -1,9 +1,9 @@
-"""Words as podman's --env-merge expands them, which is how a Dockerfile's are (pure).
+"""Variables in words, expanded as podman's --env-merge and a Dockerfile do. Pure.
 
-`$NAME`, `${NAME}`, `${NAME:-WORD}` and `${NAME:+WORD}` give a variable's value, "" for one that is
-not there; a name that begins with a digit is that digit. Single quotes keep what is in them as it
-is, double quotes expand it, and a backslash takes the next character as it is. `$` before anything
-else stands for itself. Found by trying podman 4.3 (`tests/test_image_run.py` does so again).
+`$NAME`, `${NAME}`, `${NAME:-WORD}` and `${NAME:+WORD}` stand for a variable's value, "" for an
+unset one; a name that begins with a digit is that digit alone. Text in single quotes is kept as it
+is, text in double quotes is expanded, and a backslash keeps the next character. `$` before anything
+else stands for itself. Found by trying podman 4.3 (`tests/test_image_run.py` repeats that).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ESCAPED_IN_QUOTES = ('"', "$", "\\")
 
 
 def expand_word(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with its variables filled in. Raises ValueError where it cannot be understood."""
+    """`text` with its variables expanded. Raises ValueError for text that cannot be parsed."""
     return _Expansion(text, variables).read_until("")
 
 
 class _Expansion:
-    """A text that is read from front to back."""
+    """A text that is being expanded from its start."""
 
     def __init__(self, text: str, variables: Mapping[str, str]) -> None:
         self._text, self._variables, self._place = text, variables, 0
@@ -28,12 +28,12 @@ class _Expansion:
         return self._text[self._place : self._place + 1]
 
     def _next(self) -> str:
-        found = self._peek()
+        character = self._peek()
         self._place += 1
-        return found
+        return character
 
     def read_until(self, stop: str) -> str:
-        """What comes before `stop`, expanded; "" is the end of the text."""
+        """The text before `stop`, expanded; "" stands for the end of the text."""
         out = ""
         while (character := self._next()) != stop:
             if not character:
@@ -54,9 +54,9 @@ class _Expansion:
         end = self._text.find("'", self._place)
         if end < 0:
             raise ValueError(f"{self._text!r} lacks a closing '")
-        found = self._text[self._place : end]
+        quoted = self._text[self._place : end]
         self._place = end + 1
-        return found
+        return quoted
 
     def _read_double_quoted(self) -> str:
         out = ""

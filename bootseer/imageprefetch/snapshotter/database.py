@@ -1,8 +1,8 @@
-"""The snapshotter's memory: one SQLite file that a kill at any moment leaves whole.
+"""The snapshotter's database: one SQLite file that survives a kill at any moment.
 
-Every change is one transaction on disk before the caller hears of it. Directories are made before
-the row that names them and removed after it is gone, so that what a kill leaves behind is a
-directory without a row, never a row without its directory.
+Every change is one transaction, on disk before the call returns. Directories are made before the
+row that names them and removed after it, so that a kill can leave a directory without a row, but
+never a row without its directory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from bootseer.context_managers import Closing
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,
@@ -27,11 +28,11 @@ from bootseer.errors import (
 )
 from bootseer.imageprefetch.snapshotter.types import (
     NOTHING,
-    Image,
     Kind,
     Snapshot,
     SnapshotExistsError,
     SnapshotStateError,
+    StockImage,
     Usage,
 )
 
@@ -65,46 +66,45 @@ _COLUMNS = (
 )
 
 
-class State:
+class Database(Closing):
     """Snapshots and images; safe to use from several threads."""
 
-    def __init__(self, path: str) -> None:
-        """Open the file, made when missing. Raises CorruptDataError when it is none of ours."""
-        self._path = path
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        self._path, self._db = path, connection
         self._lock = threading.Lock()
-        with _mapped(path):
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    @classmethod
+    def open(cls, path: str) -> Database:
+        """Open the file, created when missing. Raises CorruptDataError for a damaged one."""
+        with _map_errors(path):
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")  # containerd syncs its side as well
-                (version,) = self._db.execute("PRAGMA user_version").fetchone()
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")  # containerd syncs its side as well
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
                 if version == 0:
-                    self._db.executescript(
+                    connection.executescript(
                         f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
                     )
-            except BaseException:  # who asked never had it to close
-                self._db.close()
+            except BaseException:  # the caller does not have it yet
+                connection.close()
                 raise
         if version not in (0, VERSION):
-            self._db.close()
+            connection.close()
             raise UsageError(
                 f"the state {path} is of version {version}, we know {VERSION}; use the bootseer "
                 "that wrote it, or stop containerd and remove the snapshotter's directory"
             )
+        return cls(path, connection)
 
     def close(self) -> None:
+        """Close the file; twice is safe."""
         with self._lock:
             self._db.close()
 
-    def __enter__(self) -> State:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _mapped(self._path):
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, _map_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -114,55 +114,61 @@ class State:
             self._db.execute("COMMIT")
 
     def _rows(self, where: str, values: Sequence[Any] = ()) -> list[Snapshot]:
-        with self._lock, _mapped(self._path):
+        with self._lock, _map_errors(self._path):
             return _select(self._db, where, values)
 
     # --- reading ----------------------------------------------------------------------------
 
     def get(self, name: str) -> Snapshot:
-        """Raises NotFoundError."""
+        """A snapshot. Raises NotFoundError."""
         return _one(self._rows("name = ?", (name,)), name)
 
-    def open(self, key: str) -> Snapshot:
-        """An active snapshot or a view. Raises NotFoundError, SnapshotStateError."""
+    def get_open(self, key: str) -> Snapshot:
+        """An active snapshot or a view. Raises NotFoundError and SnapshotStateError."""
         row = self.get(key)
         if row.kind is Kind.COMMITTED:
             raise SnapshotStateError(f"the snapshot {key} is committed: it has no mounts")
         return row
 
     def all(self) -> list[Snapshot]:
+        """All snapshots, the oldest first."""
         return self._rows("1 ORDER BY created_ns, rowid")
 
     def chain(self, name: str) -> list[Snapshot]:
-        """The snapshot and its parents, nearest first; empty for "". Raises NotFoundError."""
+        """A snapshot and its parents, nearest first; empty for "". Raises NotFoundError."""
         out: list[Snapshot] = []
-        with self._lock, _mapped(self._path):
+        with self._lock, _map_errors(self._path):
             while name:
                 out.append(_one(_select(self._db, "name = ?", (name,)), name))
                 name = out[-1].parent
         return out
 
     def folders(self) -> set[str]:
+        """The folders that snapshots use."""
         return {row.folder for row in self._rows("folder != ''")}
 
     def remote(self) -> list[Snapshot]:
-        """All that stand for layers of images."""
+        """The snapshots that represent layers of images."""
         return self._rows("image != ''")
 
-    def images(self) -> list[Image]:
-        with self._lock, _mapped(self._path):
+    def images(self) -> list[StockImage]:
+        """The images that have, or had, remote snapshots."""
+        with self._lock, _map_errors(self._path):
             rows = self._db.execute("SELECT digest, reference, layers FROM images").fetchall()
-        return [Image(digest, name, tuple(json.loads(layers))) for digest, name, layers in rows]
+        return [
+            StockImage(digest, name, tuple(json.loads(layers))) for digest, name, layers in rows
+        ]
 
-    def find_image(self, digest: str) -> Image | None:
+    def find_image(self, digest: str) -> StockImage | None:
+        """An image, if it is known."""
         return next((one for one in self.images() if one.digest == digest), None)
 
-    def image(self, digest: str) -> Image:
-        """Raises NotFoundError."""
-        found = self.find_image(digest)
-        if found is None:
+    def image(self, digest: str) -> StockImage:
+        """An image. Raises NotFoundError."""
+        image = self.find_image(digest)
+        if image is None:
             raise NotFoundError(f"the image {digest} is not in use here; pull it first")
-        return found
+        return image
 
     def uses(self, digest: str) -> list[Snapshot]:
         """The remote snapshots of an image."""
@@ -180,15 +186,15 @@ class State:
         """
         now = time.time_ns()
         row = Snapshot(name, parent, kind, now, now, folder, dict(labels))
-        with self._changing() as db:
+        with self._transaction() as db:
             _check_parent(db, parent)
             _insert(db, row)
         return row
 
     def add_remote(
-        self, name: str, parent: str, labels: Mapping[str, str], image: Image, depth: int
+        self, name: str, parent: str, labels: Mapping[str, str], image: StockImage, depth: int
     ) -> bool:
-        """Add the snapshot that stands for layer `depth` of `image`; False when it is there.
+        """Add the snapshot that represents layer `depth` of `image`; False when it exists.
 
         Raises NotFoundError and UsageError for its parent.
         """
@@ -197,9 +203,9 @@ class State:
             name, parent, Kind.COMMITTED, now, now, "", dict(labels), NOTHING,
             image.digest, depth, depth == len(image.layers) - 1,
         )  # fmt: skip
-        with self._changing() as db:
-            there = bool(_select(db, "name = ? AND image != ''", (name,)))
-            if not there:
+        with self._transaction() as db:
+            exists = bool(_select(db, "name = ? AND image != ''", (name,)))
+            if not exists:
                 _check_parent(db, parent)
                 _insert(db, row)
             db.execute(
@@ -207,7 +213,7 @@ class State:
                 "SET reference = excluded.reference",
                 (image.digest, image.reference, json.dumps(image.layers)),
             )
-        return not there
+        return not exists
 
     def commit(self, key: str, name: str, usage: Usage, labels: Mapping[str, str]) -> None:
         """Make the active snapshot `key` the committed one `name`, with labels of its own.
@@ -215,7 +221,7 @@ class State:
         Raises NotFoundError, SnapshotStateError (a view), SnapshotExistsError.
         """
         now = time.time_ns()
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (key,)), key)
             if row.kind is not Kind.ACTIVE:
                 raise SnapshotStateError(
@@ -231,11 +237,11 @@ class State:
             )  # fmt: skip
 
     def remove(self, name: str) -> Snapshot:
-        """Forget a snapshot; its folder is the caller's to remove.
+        """Remove a snapshot; the caller removes its folder.
 
-        Raises NotFoundError, and SnapshotStateError while others stand on it.
+        Raises NotFoundError, and SnapshotStateError while others depend on it.
         """
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (name,)), name)
             child = db.execute("SELECT name FROM snapshots WHERE parent = ?", (name,)).fetchone()
             if child is not None:
@@ -248,10 +254,10 @@ class State:
     def update(self, name: str, labels: Mapping[str, str], paths: Sequence[str]) -> Snapshot:
         """Set labels: all of them, or those that `paths` names (`labels`, `labels.KEY`).
 
-        A label set to nothing is removed, as containerd does. Raises NotFoundError, and
-        UsageError for a path of what cannot be changed.
+        A label with an empty value is removed, as containerd does. Raises NotFoundError, and
+        UsageError for a path that cannot be changed.
         """
-        with self._changing() as db:
+        with self._transaction() as db:
             row = _one(_select(db, "name = ?", (name,)), name)
             new = replace(
                 row, labels=_changed_labels(row, labels, paths), updated_ns=time.time_ns()
@@ -263,8 +269,8 @@ class State:
         return new
 
     def forget_image(self, digest: str) -> bool:
-        """Forget an image that no remote snapshot stands for; False while one does."""
-        with self._changing() as db:
+        """Remove an image without remote snapshots; False while it has one."""
+        with self._transaction() as db:
             if _select(db, "image = ?", (digest,)):
                 return False
             db.execute("DELETE FROM images WHERE digest = ?", (digest,))
@@ -327,8 +333,8 @@ def _one(rows: Sequence[Snapshot], name: str) -> Snapshot:
 
 
 @contextmanager
-def _mapped(path: str) -> Iterator[None]:
-    """SQLite's faults as ours."""
+def _map_errors(path: str) -> Iterator[None]:
+    """Raise SQLite's errors as ours."""
     try:
         yield
     except BootseerError:
@@ -339,7 +345,7 @@ def _mapped(path: str) -> Iterator[None]:
         raise StoreUnavailableError(
             f"cannot use the state {os.fspath(path)}: {error}; check its disk and owner"
         ) from error
-    except sqlite3.ProgrammingError as error:  # a call that the end has overtaken
+    except sqlite3.ProgrammingError as error:  # a call during the end of the process
         raise StoreUnavailableError(f"the state {path} is closed: {error}; ask again") from error
     except sqlite3.DatabaseError as error:
         raise CorruptDataError(

@@ -1,4 +1,4 @@
-"""Event files that nobody will read any more, removed."""
+"""Removing event files that are old enough not to be read any more."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 DAY_S = 86_400.0
 
 
-def remove_old(folder: str, age_s: float) -> int:
-    """Remove this host's event files of writers that ended, unchanged for `age_s`; how many.
+def remove_old_files(folder: str, age_s: float) -> int:
+    """Remove event files of ended processes of this host, unchanged for `age_s`; returns how many.
 
-    Other hosts' files, which may lie there too, are theirs to remove. Nothing raises.
+    Other hosts remove their own files. Nothing raises.
     """
     host = re.escape(os.uname().nodename.replace("/", "_") or "localhost")
     ours = re.compile(rf"{host}-(\d+)-[0-9a-f]+\.jsonl")
     removed = 0
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            named = ours.fullmatch(entry.name)
-            if named is None or os.path.exists(f"/proc/{named[1]}"):
+            match = ours.fullmatch(entry.name)
+            if match is None or os.path.exists(f"/proc/{match[1]}"):
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
@@ -35,13 +35,13 @@ def remove_old(folder: str, age_s: float) -> int:
 
 
 @contextlib.contextmanager
-def removing(folder: str, age_s: float) -> Iterator[None]:
-    """Remove them now and once a day; never with an age of 0."""
+def daily_cleanup(folder: str, age_s: float) -> Iterator[None]:
+    """Remove old event files now and once a day within the block; none with an age of 0."""
     ended = threading.Event()
 
     def work() -> None:
         while True:
-            remove_old(folder, age_s)
+            remove_old_files(folder, age_s)
             if ended.wait(DAY_S):
                 return
 

@@ -1,9 +1,9 @@
-"""The filters that clients list snapshots with. Pure.
+"""The filters by which clients list snapshots. Pure.
 
-One filter is `field[op value]`, several joined by commas must all match, and of several filters
-one must. `op` is `==`, `!=` or `~=` (a regular expression found anywhere); a field alone asks
-whether it is there. Field parts are joined by dots, or quoted: `labels."a.b/c"==x`. A regular
-expression may also be quoted by `/` or `|`.
+A filter is `field[op value]`; of several joined by commas all must match, of several filters one
+must. `op` is `==`, `!=` or `~=` (a regular expression that matches anywhere); a field alone matches
+if it is set. Field parts are joined by dots, or quoted: `labels."a.b/c"==x`. A regular expression
+may also be quoted by `/` or `|`.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ _PLAIN = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v":
 
 
 def parse_all(texts: Sequence[str]) -> Match:
-    """Matches what any of `texts` matches; everything when there is none.
+    """A function that matches what any of `texts` matches; everything when there is none.
 
-    Raises UsageError naming the filter and the place of what cannot be understood.
+    Raises UsageError, naming the filter and the place, for a syntax error.
     """
     if not texts:
-        return _everything
+        return _match_everything
     parsed = [_parse(text) for text in texts]
     return lambda snapshot: any(match(snapshot) for match in parsed)
 
 
-def _everything(_: Snapshot) -> bool:
+def _match_everything(_: Snapshot) -> bool:
     return True
 
 
 def _parse(text: str) -> Match:
     if not text:
-        return _everything
+        return _match_everything
     reader = _Reader(text)
-    terms = [_term(reader)]
-    while reader.taken(","):
-        terms.append(_term(reader))
-    if not reader.ended():
-        raise reader.fault("a comma or the end was expected")
+    terms = [_parse_term(reader)]
+    while reader.take(","):
+        terms.append(_parse_term(reader))
+    if not reader.is_at_end():
+        raise reader.error("a comma or the end was expected")
     return lambda snapshot: all(term(snapshot) for term in terms)
 
 
-def _term(reader: _Reader) -> Match:
+def _parse_term(reader: _Reader) -> Match:
     path = [reader.field()]
-    while reader.taken("."):
+    while reader.take("."):
         path.append(reader.field())
     operator = reader.operator()
     if not operator:
         return lambda snapshot: _field_of(snapshot, path) is not None
     if operator not in ("==", "!=", "~="):
-        raise reader.fault(f"the operator {operator} is not known")
+        raise reader.error(f"the operator {operator} is not known")
     value = reader.value(regular=operator == "~=")
     if operator == "~=":
         try:
             pattern = re.compile(value)
         except re.error as error:
-            raise reader.fault(f"the regular expression is wrong: {error}") from error
+            raise reader.error(f"the regular expression is wrong: {error}") from error
         return lambda snapshot: pattern.search(_field_of(snapshot, path) or "") is not None
     if operator == "==":
         return lambda snapshot: _field_of(snapshot, path) == value
@@ -92,20 +92,20 @@ def _field_of(snapshot: Snapshot, path: Sequence[str]) -> str | None:
 
 @dataclass(slots=True)
 class _Reader:
-    """A filter and how much of it has been read."""
+    """A filter that is parsed up to `at`."""
 
     text: str
     at: int = 0
 
     def _skip(self) -> None:
-        found = _SPACE.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        space = _SPACE.match(self.text, self.at)
+        self.at = space.end() if space else self.at
 
-    def ended(self) -> bool:
+    def is_at_end(self) -> bool:
         self._skip()
         return self.at == len(self.text)
 
-    def taken(self, mark: str) -> bool:
+    def take(self, mark: str) -> bool:
         self._skip()
         if not self.text.startswith(mark, self.at):
             return False
@@ -113,19 +113,19 @@ class _Reader:
         return True
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        match = pattern.match(self.text, self.at)
+        if match is None:
             return None
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def field(self) -> str:
         self._skip()
         if self.text.startswith('"', self.at):
-            return self._quoted('"')
+            return self._read_quoted('"')
         name = self._match(_FIELD)
         if name is None:
-            raise self.fault("a field's name was expected")
+            raise self.error("a field's name was expected")
         return name
 
     def operator(self) -> str:
@@ -136,20 +136,20 @@ class _Reader:
         self._skip()
         mark = self.text[self.at : self.at + 1]
         if mark == '"' or (regular and mark in ("/", "|")):
-            return self._quoted(mark)
+            return self._read_quoted(mark)
         value = self._match(_VALUE) if mark not in ("/", "|") else None
         if value is None:
-            raise self.fault("a value was expected")
+            raise self.error("a value was expected")
         return value
 
-    def _quoted(self, mark: str) -> str:
-        found = _QUOTED[mark].match(self.text, self.at)
-        if found is None:
-            raise self.fault("the quote is not closed")
-        self.at = found.end()
-        return _ESCAPE.sub(lambda escape: self._plain(escape, mark), found[1])
+    def _read_quoted(self, mark: str) -> str:
+        match = _QUOTED[mark].match(self.text, self.at)
+        if match is None:
+            raise self.error("the quote is not closed")
+        self.at = match.end()
+        return _ESCAPE.sub(lambda escape: self._unescape(escape, mark), match[1])
 
-    def _plain(self, escape: re.Match[str], mark: str) -> str:
+    def _unescape(self, escape: re.Match[str], mark: str) -> str:
         octal, *hexes, other = escape.groups()
         digits = next((digits for digits in hexes if digits), None)
         if other == mark:
@@ -159,7 +159,7 @@ class _Reader:
         number = int(octal, 8) if octal else int(digits, 16) if digits else -1
         if 0 <= number <= 0x10FFFF and not (octal and number > 0xFF):
             return chr(number)
-        raise self.fault(f"the escape {escape[0]} is not known")
+        raise self.error(f"the escape {escape[0]} is not known")
 
-    def fault(self, what: str) -> UsageError:
+    def error(self, what: str) -> UsageError:
         return UsageError(f"cannot use the filter {self.text!r}: {what} at character {self.at + 1}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bootseer.context_managers import Closing
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
@@ -34,13 +35,13 @@ from bootseer.imageprefetch.snapshotter.types import (
 from bootseer.system import file_lock
 from bootseer.system.file_lock import FileLock
 
-WORKERS = 256  # a call that waits for an image's registry must not keep others waiting
+WORKERS = 256  # a call that waits for an image's registry must not delay others
 BATCH = 100  # snapshots in one message of a list
 GRACE_S = 5.0
 PROBE_S = 2.0
 Say = Callable[[str], None]
 
-# The first class that fits gives the gRPC status, by which containerd tells faults apart.
+# The first class that fits gives the gRPC status, by which containerd distinguishes errors.
 _CODES: tuple[tuple[type[BootseerError], str], ...] = (
     (SnapshotExistsError, "ALREADY_EXISTS"),
     (SnapshotStateError, "FAILED_PRECONDITION"),
@@ -60,20 +61,20 @@ def code_of(error: BootseerError) -> str:
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
-class Calls:
-    """Each method takes one request message and returns the response."""
+class SnapshotCalls:
+    """The calls of the API: each method takes a request message and returns the response."""
 
     def __init__(self, snapshotter: Snapshotter) -> None:
         self._snapshotter = snapshotter
         self._types = messages.messages()
 
     def prepare(self, request: Any) -> Any:
-        found = self._snapshotter.prepare(request.key, request.parent, dict(request.labels))
-        return self._types.PrepareSnapshotResponse(mounts=[self._mount(found)])
+        mount = self._snapshotter.prepare(request.key, request.parent, dict(request.labels))
+        return self._types.PrepareSnapshotResponse(mounts=[self._mount(mount)])
 
     def view(self, request: Any) -> Any:
-        found = self._snapshotter.view(request.key, request.parent, dict(request.labels))
-        return self._types.ViewSnapshotResponse(mounts=[self._mount(found)])
+        mount = self._snapshotter.view(request.key, request.parent, dict(request.labels))
+        return self._types.ViewSnapshotResponse(mounts=[self._mount(mount)])
 
     def mounts(self, request: Any) -> Any:
         return self._types.MountsResponse(
@@ -124,11 +125,15 @@ class Calls:
         return info
 
 
-class Server:
-    """Answers on `socket_path` until closed; one a root directory and a socket."""
+class GrpcServer(Closing):
+    """A server on a socket, from `start` to `close`; `grpc` is the module."""
 
-    def __init__(self, snapshotter: Snapshotter, socket_path: str, say: Say) -> None:
-        """Raises NotSupportedError without grpcio, and our errors for the socket."""
+    def __init__(self, grpc: Any, server: Any, say: Say) -> None:
+        self._grpc, self._server, self._say = grpc, server, say
+
+    @classmethod
+    def start(cls, snapshotter: Snapshotter, socket_path: str, say: Say) -> GrpcServer:
+        """Answer on `socket_path`. Raises NotSupportedError without grpcio, and socket errors."""
         try:
             import grpc
         except ImportError as error:
@@ -137,36 +142,29 @@ class Server:
             ) from error
         _make_parent(socket_path)
         _check_free(socket_path)
-        self._say = say
-        self._grpc = grpc
-        self._server = grpc.server(ThreadPoolExecutor(WORKERS, "snapshots"))
-        handlers = self._handlers(Calls(snapshotter))
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(messages.SERVICE, handlers),)
+        server = cls(grpc, grpc.server(ThreadPoolExecutor(WORKERS, "snapshots")), say)
+        server._listen(SnapshotCalls(snapshotter), socket_path)
+        return server
+
+    def _listen(self, calls: SnapshotCalls, socket_path: str) -> None:
+        handler = self._grpc.method_handlers_generic_handler(
+            messages.SERVICE, self._handlers(calls)
         )
-        before = os.umask(0o177)  # whoever may connect may mount: root alone
+        self._server.add_generic_rpc_handlers((handler,))
+        old_umask = os.umask(0o177)  # a client can mount, so only root may connect
         try:
             self._server.add_insecure_port(f"unix:{os.path.abspath(socket_path)}")
         except RuntimeError as error:
             raise BusyError(f"cannot listen on {socket_path}; remove what is there") from error
         finally:
-            os.umask(before)
-
-    def start(self) -> None:
+            os.umask(old_umask)
         self._server.start()
 
     def close(self) -> None:
         """Let calls under way end within GRACE_S; twice is safe."""
         self._server.stop(GRACE_S).wait()
 
-    def __enter__(self) -> Server:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _handlers(self, calls: Calls) -> Mapping[str, Any]:
+    def _handlers(self, calls: SnapshotCalls) -> Mapping[str, Any]:
         types, out = messages.messages(), {}
         for name, (request, _, streams) in messages.CALLS.items():
             function = getattr(calls, name.lower())
@@ -186,7 +184,7 @@ class Server:
         def answer(request: Any, context: Any) -> Any:
             try:
                 return function(request)
-            except Exception as error:  # the border: containerd hears of every fault as a status
+            except Exception as error:  # the border: containerd gets every error as a status
                 self._fail(name, error, context)
 
         return answer
@@ -212,9 +210,9 @@ class Server:
 
 
 def lock_root(root: str) -> FileLock:
-    """For the one process that may change what is below a root directory.
+    """Take the lock of the one process that may change a root directory, which is made.
 
-    Raises BusyError while another holds it.
+    Raises BusyError while another process has it.
     """
     path = os.path.join(root, "lock")
     try:
@@ -237,7 +235,7 @@ def _make_parent(socket_path: str) -> None:
 
 
 def _check_free(socket_path: str) -> None:
-    """Raise BusyError where somebody listens: grpc would take the socket over without a word."""
+    """Raise BusyError where a process listens: grpc would take the socket over silently."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_S)
         try:

@@ -1,9 +1,9 @@
-"""The trees of remote snapshots: lazily mounted images, and plain ones where that cannot be.
+"""The trees of remote snapshots: lazily mounted images, and unpacked layers where that fails.
 
-An image is mounted when its first layer is asked for, before containerd is told that it need not
-fetch it: what cannot be mounted is pulled the plain way, all of it. Later, when a mount is gone
-and cannot be made again, or a tree is wanted that no block image holds (some of an image's
-layers, on which another image stands), the layers are fetched and unpacked.
+An image is mounted when its first layer is requested, before containerd learns that it need not
+fetch it: an image that cannot be mounted is pulled the plain way, all of it. Later its layers are
+fetched and unpacked if its mount is lost and cannot be repeated, or if a tree is needed that no
+block image has (some of its layers, on which another image is based).
 """
 
 from __future__ import annotations
@@ -29,166 +29,175 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.imageprefetch.snapshotter.database import State
-from bootseer.imageprefetch.snapshotter.labels import Wanted
-from bootseer.imageprefetch.snapshotter.types import Image, Snapshot
+from bootseer.imageprefetch.snapshotter.database import Database
+from bootseer.imageprefetch.snapshotter.labels import RequestedLayer
+from bootseer.imageprefetch.snapshotter.types import Snapshot, StockImage
 
 RESTORED_AT_ONCE = 8
 REMEMBER_S = 30.0
-"""For how long the answer about one image serves whoever pulls it."""
+"""How long a decision about an image is valid for all its pulls."""
 FAILED_S = 300.0
-"""The same for a registry that failed us: each new try may take as long as that one did."""
+"""The same after an error of the registry: a new try may take as long as that one did."""
 PULLED_S = 3600.0
-"""For how long a pull that goes the plain way stays on it, from layer to layer."""
+"""How long a plain pull stays plain, from one layer to the next."""
 
 
 class ImageMounter(Protocol):
-    """How stock images become trees; every method raises errors of ours."""
+    """What makes trees of stock images; every method raises errors of ours."""
 
     def check(self, reference: str) -> None:
-        """Raise why images of that name must not be lazy. Asks nobody."""
+        """Raise the reason why images of that name must not be lazy; makes no request."""
 
-    def find(self, reference: str, digest: str) -> Image:
-        """The stock image by its manifest's digest, or "" to take what the tag names now."""
+    def find(self, reference: str, digest: str) -> StockImage:
+        """The stock image by its manifest's digest, or with "" by its tag."""
 
-    def mount(self, image: Image, directory: str) -> None:
-        """Mount the image's tree and leave its server in the background, out of our life.
+    def mount(self, image: StockImage, directory: str) -> None:
+        """Mount the image's tree; its server runs in the background and outlives this process.
 
         Raises NotFoundError when the image has no block image, saying what to do.
         """
 
     def umount(self, directory: str) -> None:
-        """Nothing mounted there is no error."""
+        """Unmount what is mounted there, if anything."""
 
     def answers(self, directory: str) -> bool:
-        """Whether the image is mounted there and alive; takes no longer than seconds."""
+        """Whether the image is mounted there and its server lives; takes seconds at most."""
 
-    def unpack(self, image: Image, layers: int, directory: str) -> None:
+    def unpack(self, image: StockImage, layers: int, directory: str) -> None:
         """Fetch the first `layers` layers and unpack them into an empty directory."""
 
 
 _TREE = "fs"
-Report = Callable[[str, str, Image | Wanted, str], None]
-"""status (ok or fallback), mode (lazy, plain, unpacked, waiting), of what, reason"""
+Report = Callable[[str, str, StockImage | RequestedLayer, str], None]
+"""status (ok or fallback), mode (lazy, plain, unpacked, waiting), subject, reason"""
 
 
-class Images:
-    """Trees by image, each made once however many ask; safe to use from several threads."""
+class ImageTrees:
+    """The trees of images, each made once for all callers; safe to use from several threads.
 
-    def __init__(self, root: str, state: State, mounter: ImageMounter, report: Report) -> None:
+    Mounts are in `<root>/images`, unpacked trees in `<root>/trees`.
+    """
+
+    def __init__(
+        self, root: str, database: Database, mounter: ImageMounter, report: Report
+    ) -> None:
         self._mounts, self._trees = os.path.join(root, "images"), os.path.join(root, "trees")
-        self._state, self._mounter, self._report = state, mounter, report
+        self._database, self._mounter, self._report = database, mounter, report
         self._lock = threading.Lock()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._found: dict[tuple[str, str], _Decision] = {}  # by reference and digest
-        self._offered: dict[str, float] = {}  # digest -> until when more layers may be asked for
+        self._decisions: dict[tuple[str, str], _Decision] = {}  # by reference and digest
+        self._offered: dict[str, float] = {}  # digest -> until when more layers may be requested
+
+    def make_folders(self) -> None:
+        """Make the folders of mounts and trees."""
         for path in (self._mounts, self._trees):
             os.makedirs(path, mode=0o700, exist_ok=True)
 
-    def _single(self, name: str) -> threading.Lock:
+    def _lock_of(self, name: str) -> threading.Lock:
         with self._lock:
             return self._locks[name]
 
     # --- offering ---------------------------------------------------------------------------
 
-    def find(self, wanted: Wanted, depth: int) -> Image:
-        """The image of which `wanted` is layer `depth`; nothing is mounted yet.
+    def find(self, layer: RequestedLayer, depth: int) -> StockImage:
+        """The image of which `layer` is number `depth`; nothing is mounted yet.
 
-        Raises an error of ours, whose text is the reason, when it has to be pulled plainly.
+        Raises an error of ours, with the reason, when the image has to be pulled the plain way.
         """
-        if not wanted.reference:
+        if not layer.reference:
             raise NotFoundError("the client did not say which image it pulls")
-        found = self._decided(wanted, depth)
-        if isinstance(found, BootseerError):
-            raise type(found)(str(found)) from found
-        if depth >= len(found.layers) or found.layers[depth] != wanted.layer:
+        image = self._decide(layer, depth)
+        if isinstance(image, BootseerError):
+            raise type(image)(str(image)) from image
+        if depth >= len(image.layers) or image.layers[depth] != layer.layer:
             raise NotFoundError(
-                f"layer {wanted.layer} is not layer {depth + 1} of {found.digest}; the tag moved, "
+                f"layer {layer.layer} is not layer {depth + 1} of {image.digest}; the tag moved, "
                 "or the image has an unusual manifest"
             )
-        return found
+        return image
 
-    def _decided(self, wanted: Wanted, depth: int) -> Image | BootseerError:
-        """What is known of the image. A pull that began the plain way ends on it."""
-        key = _key(wanted)
-        with self._single("find " + " ".join(key)):
-            known = self._found.get(key)
-            now = time.monotonic()
-            if known is None or not (now <= known.until_s or (depth and known.is_plain)):
-                known = self._remember(key, self._ask(wanted))
-            known.asked_s = now
-        return known.found
+    def _decide(self, layer: RequestedLayer, depth: int) -> StockImage | BootseerError:
+        """The image, or why it is pulled plainly; a pull that begins plainly ends so."""
+        key = _key(layer)
+        with self._lock_of("find " + " ".join(key)):
+            decision = self._decisions.get(key)
+            now_s = time.monotonic()
+            if decision is None or not decision.is_valid(now_s, depth):
+                decision = self._remember(key, self._find(layer))
+            decision.used_s = now_s
+        return decision.image
 
-    def _ask(self, wanted: Wanted) -> Image | BootseerError:
+    def _find(self, layer: RequestedLayer) -> StockImage | BootseerError:
         try:
-            self._mounter.check(wanted.reference)  # known images may come by any name
-            known = self._state.find_image(wanted.digest)
-            if known is not None:  # under the name that was given last
-                return replace(known, reference=wanted.reference)
-            return self._mounter.find(wanted.reference, wanted.digest)
+            self._mounter.check(layer.reference)  # a known image may come by any name
+            image = self._database.find_image(layer.digest)
+            if image is not None:  # under the name that was given last
+                return replace(image, reference=layer.reference)
+            return self._mounter.find(layer.reference, layer.digest)
         except BootseerError as error:
             return error
 
-    def _remember(self, key: tuple[str, str], found: Image | BootseerError) -> _Decision:
-        now = time.monotonic()
-        failed = isinstance(found, (StoreUnavailableError, DeadlineError))
-        made = _Decision(found, now + (FAILED_S if failed else REMEMBER_S), now)
+    def _remember(self, key: tuple[str, str], image: StockImage | BootseerError) -> _Decision:
+        now_s = time.monotonic()
+        has_failed = isinstance(image, (StoreUnavailableError, DeadlineError))
+        decision = _Decision(image, now_s + (FAILED_S if has_failed else REMEMBER_S), now_s)
         with self._lock:
-            self._found[key] = made
-            for old in [old for old, one in self._found.items() if one.asked_s + PULLED_S < now]:
-                del self._found[old]
-        return made
+            self._decisions[key] = decision
+            for old_key, old in list(self._decisions.items()):
+                if old.used_s + PULLED_S < now_s:
+                    del self._decisions[old_key]
+        return decision
 
-    def offering(self, image: Image) -> threading.Lock:
-        """Held while a layer is offered: who fails takes back what it said of the image."""
-        return self._single(f"offer {image.digest}")
+    def offer_lock(self, image: StockImage) -> threading.Lock:
+        """The lock for offering a layer of an image: a failure must undo only its own changes."""
+        return self._lock_of(f"offer {image.digest}")
 
-    def ensure(self, wanted: Wanted, image: Image) -> None:
-        """Mount what `find` found; why it cannot be mounted is remembered for its other layers.
+    def ensure(self, layer: RequestedLayer, image: StockImage) -> None:
+        """Mount what `find` gave; a failure is remembered for the image's other layers.
 
-        A snapshot must stand for the image already, or a sweep may unmount it again.
+        The image must have a snapshot already, or a sweep may unmount it again.
         """
         self._offered[image.digest] = time.monotonic() + REMEMBER_S
         try:
-            self._mounted(image)
+            self._ensure_mounted(image)
         except BootseerError as error:
-            self._remember(_key(wanted), error)
+            self._remember(_key(layer), error)
             raise
 
     # --- trees ------------------------------------------------------------------------------
 
     def tree(self, row: Snapshot) -> str:
-        """The tree that the remote snapshot `row` stands for; made now if it must be."""
-        image = self._state.image(row.image)
+        """The tree that the remote snapshot `row` represents; made now if necessary."""
+        image = self._database.image(row.image)
         if not row.top or self._stays_unpacked(row, image):
-            return self._unpacked(row, image)
+            return self._ensure_unpacked(row, image)
         try:
-            return self._mounted(image)
+            return self._ensure_mounted(image)
         except BootseerError as error:
             self._report("fallback", "unpacked", image, str(error))
-            return self._unpacked(row, image)
+            return self._ensure_unpacked(row, image)
 
-    def _stays_unpacked(self, row: Snapshot, image: Image) -> bool:
-        """It was unpacked since it could not be mounted: nobody waits for another try."""
-        unpacked = os.path.isdir(os.path.join(self._tree_place(row), _TREE))
-        return unpacked and not self._mounter.answers(self._mount_place(image.digest))
+    def _stays_unpacked(self, row: Snapshot, image: StockImage) -> bool:
+        """Whether an image was unpacked because it could not be mounted: that is not repeated."""
+        is_unpacked = os.path.isdir(os.path.join(self._tree_folder(row), _TREE))
+        return is_unpacked and not self._mounter.answers(self._mount_point(image.digest))
 
-    def _mounted(self, image: Image) -> str:
-        place = self._mount_place(image.digest)
-        with self._single(place), _mapped(f"mount {image.reference}"):
-            if not self._mounter.answers(place):
-                self._mounter.umount(place)
-                os.makedirs(place, mode=0o700, exist_ok=True)
-                self._mounter.mount(image, place)
+    def _ensure_mounted(self, image: StockImage) -> str:
+        mount_point = self._mount_point(image.digest)
+        with self._lock_of(mount_point), _map_errors(f"mount {image.reference}"):
+            if not self._mounter.answers(mount_point):
+                self._mounter.umount(mount_point)
+                os.makedirs(mount_point, mode=0o700, exist_ok=True)
+                self._mounter.mount(image, mount_point)
                 self._report("ok", "lazy", image, "")
-        return place
+        return mount_point
 
-    def _unpacked(self, row: Snapshot, image: Image) -> str:
-        place = self._tree_place(row)
-        with self._single(place), _mapped(f"unpack {image.reference}"):
-            tree, draft = os.path.join(place, _TREE), os.path.join(place, "new")
+    def _ensure_unpacked(self, row: Snapshot, image: StockImage) -> str:
+        folder = self._tree_folder(row)
+        with self._lock_of(folder), _map_errors(f"unpack {image.reference}"):
+            tree, draft = os.path.join(folder, _TREE), os.path.join(folder, "new")
             if not os.path.isdir(tree):
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 os.makedirs(draft, mode=0o755)
                 os.chmod(draft, 0o755)
                 if not row.top:
@@ -196,107 +205,108 @@ class Images:
                     self._report("fallback", "unpacked", image, reason)
                 try:
                     self._mounter.unpack(image, row.depth + 1, draft)
-                except BaseException:  # a signal too: half a tree must not be found
-                    shutil.rmtree(place, ignore_errors=True)
+                except BaseException:  # a signal as well: an incomplete tree must not stay
+                    shutil.rmtree(folder, ignore_errors=True)
                     raise
                 os.rename(draft, tree)
         return tree
 
-    def _mount_place(self, digest: str) -> str:
-        return os.path.join(self._mounts, _short(digest))
+    def _mount_point(self, digest: str) -> str:
+        return os.path.join(self._mounts, _hash_name(digest))
 
-    def _tree_place(self, row: Snapshot) -> str:
-        return os.path.join(self._trees, _short(row.name))  # labels may change under containers
+    def _tree_folder(self, row: Snapshot) -> str:
+        return os.path.join(self._trees, _hash_name(row.name))  # labels may change under containers
 
     # --- life -------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Mount again what was mounted before this process began and is not any more."""
-        wanted = [
+        """Mount again what was mounted before this process started, if it is not any more."""
+        images = [
             image
-            for image in self._state.images()
-            if any(row.top for row in self._state.uses(image.digest))
+            for image in self._database.images()
+            if any(row.top for row in self._database.uses(image.digest))
         ]
-        # Side by side: one whose registry is away takes seconds.
+        # In parallel: an image whose registry is away takes seconds.
         with ThreadPoolExecutor(RESTORED_AT_ONCE, "restore") as pool:
-            list(pool.map(self._restore, wanted))
+            list(pool.map(self._restore, images))
 
-    def _restore(self, image: Image) -> None:
+    def _restore(self, image: StockImage) -> None:
         try:
-            self._mounted(image)
+            self._ensure_mounted(image)
         except BootseerError as error:
-            # The next container of it tries again, and can have it unpacked.
+            # Its next container tries again, and otherwise has it unpacked.
             self._report("fallback", "waiting", image, str(error))
 
     def sweep(self) -> None:
-        """Unmount images and remove trees that no snapshot stands for.
+        """Unmount images and remove trees without a snapshot.
 
-        What is just being made is left for the next time: containerd waits for us. Raises what
-        kept an image mounted, when all else is done.
+        Trees that are just being made are left to the next sweep, as containerd waits for this
+        one. Raises the reason why an image could not be unmounted, when everything else is done.
         """
-        faults: list[BootseerError] = []
-        known = {self._mount_place(image.digest): image for image in self._state.images()}
+        errors: list[BootseerError] = []
+        images = {self._mount_point(image.digest): image for image in self._database.images()}
         for name in os.listdir(self._mounts):
-            place = os.path.join(self._mounts, name)
-            with self._unless_busy(place) as free:
-                if free and self._is_unused(place, known.get(place)):
+            mount_point = os.path.join(self._mounts, name)
+            with self._unless_busy(mount_point) as is_free:
+                if is_free and self._is_unused(mount_point, images.get(mount_point)):
                     try:
-                        self._mounter.umount(place)
-                    except BootseerError as error:  # it waits for the next time, all others not
-                        faults.append(error)
-                    _remove_empty(place)
+                        self._mounter.umount(mount_point)
+                    except BootseerError as error:  # it is left to the next sweep
+                        errors.append(error)
+                    _remove_empty(mount_point)
         for name in os.listdir(self._trees):
-            place = os.path.join(self._trees, name)
-            with self._unless_busy(place) as free:
-                wanted = any(self._tree_place(row) == place for row in self._state.remote())
-                if free and not (wanted and os.path.isdir(os.path.join(place, _TREE))):
-                    _discard(place)
-        if faults:
-            raise faults[0]
+            folder = os.path.join(self._trees, name)
+            with self._unless_busy(folder) as is_free:
+                is_used = any(self._tree_folder(row) == folder for row in self._database.remote())
+                if is_free and not (is_used and os.path.isdir(os.path.join(folder, _TREE))):
+                    _discard(folder)
+        if errors:
+            raise errors[0]
 
-    def _is_unused(self, place: str, image: Image | None) -> bool:
-        """Whether nobody needs the mount; an image that no snapshot stands for is forgotten."""
+    def _is_unused(self, mount_point: str, image: StockImage | None) -> bool:
+        """Whether a mount is not needed; an image without snapshots is forgotten."""
         if image is not None:
-            return self._state.forget_image(image.digest) or self._is_rest(image)
-        images = self._state.images()  # its first snapshot may have come a moment ago
-        return not any(self._mount_place(one.digest) == place for one in images)
+            return self._database.forget_image(image.digest) or self._is_remainder(image)
+        images = self._database.images()  # its first snapshot may have been added a moment ago
+        return not any(self._mount_point(one.digest) == mount_point for one in images)
 
-    def _is_rest(self, image: Image) -> bool:
-        """Whether the image is removed, and only layers that others share with it are left."""
+    def _is_remainder(self, image: StockImage) -> bool:
+        """Whether an image is removed, and only layers are left that others share with it."""
         if time.monotonic() < self._offered.get(image.digest, 0.0):
             return False  # it is being pulled
         self._offered.pop(image.digest, None)
-        return not any(row.top for row in self._state.uses(image.digest))
+        return not any(row.top for row in self._database.uses(image.digest))
 
     @contextmanager
-    def _unless_busy(self, place: str) -> Iterator[bool]:
-        lock = self._single(place)
-        free = lock.acquire(blocking=False)
+    def _unless_busy(self, name: str) -> Iterator[bool]:
+        lock = self._lock_of(name)
+        is_free = lock.acquire(blocking=False)
         try:
-            yield free
+            yield is_free
         finally:
-            if free:
+            if is_free:
                 lock.release()
 
 
 @dataclass(slots=True)
 class _Decision:
-    """What `find` found, until when it holds, and when it was asked for last, by our clock."""
+    """An image that is mounted, or why it is pulled plainly; times by the monotonic clock."""
 
-    found: Image | BootseerError
+    image: StockImage | BootseerError
     until_s: float
-    asked_s: float
+    used_s: float
 
-    @property
-    def is_plain(self) -> bool:
-        return isinstance(self.found, BootseerError)
-
-
-def _key(wanted: Wanted) -> tuple[str, str]:
-    return wanted.reference, wanted.digest
+    def is_valid(self, now_s: float, depth: int) -> bool:
+        """Whether it is valid for a pull that has come to layer `depth`."""
+        is_plain = isinstance(self.image, BootseerError)
+        return now_s <= self.until_s or (depth > 0 and is_plain)
 
 
-def _short(name: str) -> str:
+def _key(layer: RequestedLayer) -> tuple[str, str]:
+    return layer.reference, layer.digest
+
+
+def _hash_name(name: str) -> str:
     """A directory's name for a digest or a snapshot's name."""
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
@@ -305,18 +315,18 @@ def _remove_empty(path: str) -> None:
     try:
         os.rmdir(path)
     except OSError:
-        pass  # still mounted: the next sweep finds it
+        pass  # still mounted: it is left to the next sweep
 
 
-def _discard(place: str) -> None:
-    """Remove a tree; first its name, as what a kill leaves half removed must never be one."""
+def _discard(folder: str) -> None:
+    """Remove a tree; rename it first, as a half-removed one must never be taken for a tree."""
     with contextlib.suppress(OSError):
-        os.rename(os.path.join(place, _TREE), os.path.join(place, f"gone-{secrets.token_hex(4)}"))
-    shutil.rmtree(place, ignore_errors=True)
+        os.rename(os.path.join(folder, _TREE), os.path.join(folder, f"gone-{secrets.token_hex(4)}"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _mapped(action: str) -> Iterator[None]:
+def _map_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which image a client is pulling, told by the labels of the layer it wants prepared. Pure."""
+"""Which image a client is pulling, by the labels of the layer that it has prepared. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FAMILIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A layer that a client would rather not fetch.
+class RequestedLayer:
+    """A layer that a client prefers not to fetch.
 
-    `target` is the name of the snapshot it would become; `digest` that of the image's manifest,
-    "" where the client did not say.
+    `target` is the name of the snapshot that it would become, `digest` that of the image's
+    manifest, "" where the client did not name it.
     """
 
     target: str
@@ -29,8 +29,8 @@ class Wanted:
     layer: str
 
 
-def wanted(labels: Mapping[str, str]) -> Wanted | None:
-    """None when the labels name no target; its `reference` is "" when they name no image."""
+def requested_layer(labels: Mapping[str, str]) -> RequestedLayer | None:
+    """None when the labels name no target; `reference` is "" when they name no image."""
     target = labels.get(TARGET_LABEL, "")
     if not target:
         return None
@@ -38,5 +38,5 @@ def wanted(labels: Mapping[str, str]) -> Wanted | None:
         name = labels.get(INHERITED_PREFIX + reference, "")
         if name:
             manifest = labels.get(INHERITED_PREFIX + digest, "") if digest else ""
-            return Wanted(target, name, manifest, labels.get(INHERITED_PREFIX + layer, ""))
-    return Wanted(target, "", "", "")
+            return RequestedLayer(target, name, manifest, labels.get(INHERITED_PREFIX + layer, ""))
+    return RequestedLayer(target, "", "", "")

@@ -1,7 +1,8 @@
-"""An image's layers as a directory tree: the way out where no block image can serve.
+"""Unpacking an image's layers to a directory tree, where no block image can serve it.
 
-The layers are flattened as for a block image, so names that lead out, links that point anywhere
-and bombs are refused there; here, every parent is a directory that was made a moment ago.
+The layers are flattened as for a block image, which refuses names that lead out of the tree and
+decompression bombs, and follows no links outside; so every parent here is a directory that was made
+a moment ago.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.imageprefetch.image_build.flatten import Flattener
+from bootseer.imageprefetch.image_build.image_sources import LayerContent
+from bootseer.imageprefetch.image_build.layer_reader import decompress, prefetch
 from bootseer.system.libc import last_error, libc
 
 if TYPE_CHECKING:
@@ -27,19 +30,19 @@ OpenLayer = Callable[[], AbstractContextManager[Iterator[bytes]]]
 
 
 def unpack(layers: Sequence[tuple[str, OpenLayer]], directory: str) -> None:
-    """Make `directory`, which is empty, the tree of `layers`: name and tar bytes, lowest first.
+    """Make the tree of `layers` in an empty directory: name and tar bytes, the lowest first.
 
-    Needs root, for owners and devices. Raises CorruptDataError for unsound layers, NoSpaceError
-    and the like; the directory then holds rubbish.
+    Needs root, for owners and devices. Raises CorruptDataError for invalid layers, NoSpaceError
+    and the like, and then leaves an incomplete tree.
     """
     spool = tempfile.mkdtemp(prefix="content-", dir=os.path.dirname(directory))
     try:
         contents = _Contents(spool)
         flattener = Flattener(contents.store)
-        for name, opened in reversed(layers):
-            flattener.add(opened, name)
+        for name, open_layer in reversed(layers):
+            flattener.add(open_layer, name)
         _write_tree(flattener.entries(), contents, directory)
-        _sync(directory)  # a tree that has its name is whole, after a power cut too
+        _sync(directory)  # a tree that gets its name is complete, even after a power cut
     except OSError as error:
         raise from_os_error(error, f"unpack an image into {directory}") from error
     finally:
@@ -47,7 +50,7 @@ def unpack(layers: Sequence[tuple[str, OpenLayer]], directory: str) -> None:
 
 
 class _Contents:
-    """Files' bytes beside the tree, until their names are known; `digest` holds their number."""
+    """The bytes of files until their names are known, in a folder; `digest` is their number."""
 
     def __init__(self, spool: str) -> None:
         self._spool = spool
@@ -71,7 +74,7 @@ class _Contents:
 def _write(
     fd: int, offset: int, length: int, pieces: Iterator[bytes | bytearray | memoryview]
 ) -> Iterator[bytes | bytearray | memoryview]:
-    """Put the next `length` bytes at `offset`; what a piece has beyond them comes first next."""
+    """Write the next `length` bytes at `offset`; returns the pieces with the rest of them."""
     while length:
         piece = next(pieces, None)
         if piece is None:
@@ -92,7 +95,7 @@ def _before(
 
 
 def _write_tree(entries: Sequence[Entry], contents: _Contents, directory: str) -> None:
-    """Names come after their directories; a directory's time is set when nothing follows."""
+    """Write entries, each after its directory; the directories' times are set last."""
     root = os.fsencode(directory)
     directories = []
     for entry in entries:
@@ -114,7 +117,7 @@ def _write_tree(entries: Sequence[Entry], contents: _Contents, directory: str) -
 
 
 def _sync(directory: str) -> None:
-    """Write the file system of `directory` to its disk, and no other."""
+    """Write the file system of `directory` to its disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if libc().syncfs(fd):
@@ -135,7 +138,7 @@ def _make(entry: Entry, path: bytes, contents: _Contents) -> None:
 
 
 def _set_owner(entry: Entry, path: bytes) -> None:
-    """Owner first: changing it takes setuid bits and capabilities away."""
+    """Set owner, mode and attributes; the owner first, as that removes setuid bits."""
     os.chown(path, entry.uid, entry.gid, follow_symlinks=False)
     if entry.kind is not Kind.SYMLINK:
         os.chmod(path, stat.S_IMODE(entry.mode))
@@ -143,19 +146,17 @@ def _set_owner(entry: Entry, path: bytes) -> None:
         os.setxattr(path, name, value, follow_symlinks=False)
 
 
-def opened_layer(repository: Repository, digest: str, diff_id: str) -> OpenLayer:
-    """A layer's tar bytes from a registry, stored and unpacked bytes checked by their end."""
-    from bootseer.imageprefetch.image_build.image_sources import Unpacked
-    from bootseer.imageprefetch.image_build.layer_reader import ahead, unpacked
+def layer_source(repository: Repository, digest: str, diff_id: str) -> OpenLayer:
+    """What opens a layer's tar bytes in a registry; leaving the block checks their digests."""
 
     @contextmanager
-    def opened() -> Iterator[Iterator[bytes]]:
+    def open_layer() -> Iterator[Iterator[bytes]]:
         with repository.stream(digest) as stream:
-            content = Unpacked(unpacked(stream))
-            with ahead(content.pieces) as pieces:
+            content = LayerContent(decompress(stream))
+            with prefetch(content.pieces) as pieces:
                 yield pieces
                 for _ in pieces:
-                    pass  # what stands behind the last member; at the end the digest was checked
+                    pass  # what follows the last member; the stream's end checks its digest
         content.check(digest, diff_id)
 
-    return opened
+    return open_layer

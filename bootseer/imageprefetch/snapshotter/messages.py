@@ -1,8 +1,8 @@
-"""The messages of containerd's snapshots API, made when first asked for.
+"""The protobuf messages of containerd's snapshots API, made when first needed.
 
-The names, numbers and types below are those of `containerd.services.snapshots.v1` and of
-`containerd.types.Mount`; no generated code is needed, which would tie us to one protobuf version.
-Needs the extra `snapshotter`.
+The names, numbers and types are those of `containerd.services.snapshots.v1` and of
+`containerd.types.Mount`. Generated code would be bound to one version of protobuf. Needs the extra
+`snapshotter`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def messages() -> Any:
             "the snapshotter needs protobuf and grpcio; pip install 'bootseer[snapshotter]'"
         ) from error
     known = (empty_pb2, field_mask_pb2, timestamp_pb2)
-    pool = descriptor_pool.DescriptorPool()  # the default one may hold somebody's generated code
+    pool = descriptor_pool.DescriptorPool()  # the default one may have the generated messages
     for module in known:
         pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
     types = descriptor_pb2.FileDescriptorProto(
@@ -127,11 +127,11 @@ def messages() -> Any:
         pool.AddSerializedFile(file.SerializeToString())
     full = {name: f"{PACKAGE}.{name}" for name in _MESSAGES}
     full |= {"Mount": "containerd.types.Mount", "Empty": "google.protobuf.Empty"}
-    made = {
+    classes = {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(path))
         for name, path in full.items()
     }
-    return SimpleNamespace(**made)
+    return SimpleNamespace(**classes)
 
 
 def _add_message(file: Any, name: str, fields: Mapping[str, tuple[int, str]]) -> None:
@@ -151,7 +151,7 @@ def _add_message(file: Any, name: str, fields: Mapping[str, tuple[int, str]]) ->
 
 
 def _add_entry(message: Any, file: Any, field: str) -> str:
-    """A map is a repeated message of key and value on the wire; this describes that message."""
+    """Describe the message of a map's entries: on the wire it is a repeated key and value."""
     entry = message.nested_type.add(name=f"{field.title()}Entry")
     entry.options.map_entry = True
     for number, name in enumerate(("key", "value"), 1):

@@ -7,7 +7,8 @@ import os
 from bootseer.agent.fork_server import TaskTable
 from bootseer.agent.private_server import PrivateServer
 from bootseer.imageprefetch.mount import mount_task
-from bootseer.imageprefetch.mount.mount import START_LIMIT_S, MountSettings
+from bootseer.imageprefetch.mount.mount import START_LIMIT_S
+from bootseer.imageprefetch.mount.settings import MountSettings
 
 TASKS = TaskTable(
     {mount_task.NAME: f"{mount_task.__name__}:main"},

@@ -1,4 +1,4 @@
-"""What containerd is told to mount for a snapshot. Pure."""
+"""The mount that containerd makes for a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from bootseer.imageprefetch.snapshotter.types import Kind, Mount
 
 
-def plan(kind: Kind, upper: str, work: str, lowers: Sequence[str], *, index_off: bool) -> Mount:
-    """One mount: `lowers` are the parents' trees, nearest first.
+def plan_mount(
+    kind: Kind, upper: str, work: str, lowers: Sequence[str], *, index_off: bool
+) -> Mount:
+    """The mount of a snapshot; `lowers` are the parents' trees, nearest first.
 
-    Overlay needs a lower directory, so the first layer of an image is its own directory, bound;
-    and a view of a single tree is that tree, bound read-only.
+    Overlayfs needs a lower directory, so a snapshot without parents is a bind mount of its own
+    directory, and a view of a single tree a read-only bind mount of that.
     """
     if not lowers:
         return Mount("bind", upper, ("rw" if kind is Kind.ACTIVE else "ro", "rbind"))

@@ -1,4 +1,4 @@
-"""No image lazily: everything is handed to the plain way; what is mounted already is left."""
+"""An `ImageMounter` that mounts nothing: every image is pulled the plain way."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import NoReturn
 from bootseer.config.loading import default_runtime
 from bootseer.errors import NotFoundError
 from bootseer.imageprefetch.snapshotter import lazy_mounter
-from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.imageprefetch.snapshotter.types import StockImage
 
 
 class PlainMounter:
-    """An ImageMounter that mounts nothing; a context manager as the others are.
-
-    Images that were lazy before go on for their containers, until they are removed.
-    """
+    """Refuses to mount, and leaves what is mounted until it is removed; a context manager."""
 
     def __init__(self, runtime_dir: str = "") -> None:
         self._runtime = runtime_dir or default_runtime()
@@ -23,15 +20,15 @@ class PlainMounter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Nothing is held."""
 
     def check(self, reference: str) -> None:
         self._refuse()
 
-    def find(self, reference: str, digest: str) -> Image:
+    def find(self, reference: str, digest: str) -> StockImage:
         self._refuse()
 
-    def mount(self, image: Image, directory: str) -> None:
+    def mount(self, image: StockImage, directory: str) -> None:
         self._refuse()
 
     def umount(self, directory: str) -> None:
@@ -40,7 +37,7 @@ class PlainMounter:
     def answers(self, directory: str) -> bool:
         return lazy_mounter.answers(directory, self._runtime)
 
-    def unpack(self, image: Image, layers: int, directory: str) -> None:
+    def unpack(self, image: StockImage, layers: int, directory: str) -> None:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

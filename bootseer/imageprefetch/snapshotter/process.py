@@ -1,4 +1,4 @@
-"""The snapshotter as a process."""
+"""The snapshotter's process: its parts put together, and its reports."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from dataclasses import dataclass
 
 from bootseer.errors import BootseerError, UsageError
 from bootseer.events.writer import NullWriter
-from bootseer.imageprefetch.snapshotter import grpc_server
-from bootseer.imageprefetch.snapshotter.database import State
-from bootseer.imageprefetch.snapshotter.grpc_server import Say, Server, lock_root
+from bootseer.imageprefetch.snapshotter.database import Database
+from bootseer.imageprefetch.snapshotter.grpc_server import GRACE_S, GrpcServer, Say, lock_root
 from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Report
-from bootseer.imageprefetch.snapshotter.labels import Wanted
+from bootseer.imageprefetch.snapshotter.labels import RequestedLayer
 from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
-from bootseer.imageprefetch.snapshotter.types import Image
+from bootseer.imageprefetch.snapshotter.types import StockImage
 from bootseer.reporting import Once
 
 DEFAULT_ROOT = "/var/lib/containerd/io.containerd.snapshotter.v1.bootseer"
-"""Where containerd and kubelet look for the disk that a snapshotter of this name fills."""
+"""Where containerd and kubelet look for the disk usage of a snapshotter of this name."""
 DEFAULT_ADDRESS = "/run/bootseer/snapshotter.sock"
 STATE_FILE = "state.db"
 EVENT = "image.snapshotter"
-TOLD_S = 300.0
-"""Asked for again within this time, an image that is pulled plainly is the same pull."""
-_SAID = {
+SAME_PULL_S = 300.0
+"""Within this time, further requests for an image that is pulled plainly are of the same pull."""
+_TEXTS = {
     "lazy": "mounted; nothing needs to be pulled",
     "plain": "handed to the plain way",
     "unpacked": "unpacked from its layers",
@@ -35,55 +34,56 @@ _SAID = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Where it listens and keeps its things."""
+class SnapshotterSettings:
+    """The directory of the snapshotter's files, and the socket on which it listens."""
 
     root: str = DEFAULT_ROOT
     address: str = DEFAULT_ADDRESS
 
 
-def reporter(say: Say, writer: NullWriter) -> Report:
-    """Tell what became of an image: one line of log and one event, however many layers it has."""
-    pulls = Once(TOLD_S)
+def make_reporter(say: Say, writer: NullWriter) -> Report:
+    """A function that reports an image by one log line and one event, whatever its layers."""
+    pulls = Once(SAME_PULL_S)
 
-    def report(status: str, mode: str, what: Image | Wanted, reason: str) -> None:
-        about = (what.reference, what.digest, reason)
-        if isinstance(what, Wanted) and not pulls.is_new(about):
+    def report(status: str, mode: str, subject: StockImage | RequestedLayer, reason: str) -> None:
+        key = (subject.reference, subject.digest, reason)
+        if isinstance(subject, RequestedLayer) and not pulls.is_new(key):
             return  # a further layer of an image that is pulled plainly
-        name = what.reference or "an image that the client did not name"
+        name = subject.reference or "an image that the client did not name"
         why = f": {reason}" if reason else ""
-        say(f"{name}: {_SAID[mode]}{why}")
+        say(f"{name}: {_TEXTS[mode]}{why}")
         attributes = {
             "bootseer.image.mode": mode,
-            "container.image.name": what.reference,
-            "oci.manifest.digest": what.digest,
+            "container.image.name": subject.reference,
+            "oci.manifest.digest": subject.digest,
             "bootseer.reason": reason,
         }
-        if isinstance(what, Wanted):
-            attributes["bootseer.image.layer"] = what.layer  # the first one that was asked for
+        if isinstance(subject, RequestedLayer):
+            attributes["bootseer.image.layer"] = subject.layer  # the first requested one
         writer.point(EVENT, status, {key: value for key, value in attributes.items() if value})
 
     return report
 
 
 @contextmanager
-def serving(
-    settings: Settings, mounter: ImageMounter, say: Say, writer: NullWriter
+def running_snapshotter(
+    settings: SnapshotterSettings, mounter: ImageMounter, say: Say, writer: NullWriter
 ) -> Iterator[None]:
-    """Answer containerd within the block; mounts outlive it, for containers may run on them.
+    """Serve containerd within the block; mounts outlive it, as containers may run on them.
 
-    What was mounted is mounted again in the background: containerd waits for nothing but the
-    image it asks for, a registry that is down included. Raises BusyError where another serves.
+    What was mounted before is mounted again in the background, so that containerd waits only for
+    images that it requests. Raises BusyError while another snapshotter serves.
     """
-    root = os.path.abspath(settings.root)  # containerd mounts by the paths that it is told
+    root = os.path.abspath(settings.root)  # containerd mounts by the paths in our answers
     if any(mark in root for mark in ",:\\"):
         raise UsageError(
             f"{root} cannot hold snapshots: overlays know no paths with commas, colons "
             "or backslashes; choose another directory"
         )
-    with lock_root(root), State(os.path.join(root, STATE_FILE)) as state:
-        snapshotter = Snapshotter(root, state, mounter, reporter(say, writer))
-        with Server(snapshotter, settings.address, say):
+    with lock_root(root), Database.open(os.path.join(root, STATE_FILE)) as database:
+        snapshotter = Snapshotter(root, database, mounter, make_reporter(say, writer))
+        snapshotter.make_folders()
+        with GrpcServer.start(snapshotter, settings.address, say):
             restoring = threading.Thread(
                 target=_restore, args=(snapshotter, say), name="restore", daemon=True
             )
@@ -92,7 +92,7 @@ def serving(
             try:
                 yield
             finally:
-                restoring.join(grpc_server.GRACE_S)
+                restoring.join(GRACE_S)
 
 
 def _restore(snapshotter: Snapshotter, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The directories of snapshots that hold files of their own."""
+"""The directories of snapshots that have files of their own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from bootseer.imageprefetch.snapshotter.types import Kind, Usage
 _SECTOR_BYTES = 512  # st_blocks counts these, whatever the file system's own block is
 
 
-class Folders:
-    """`<root>/<folder>/{fs,work}`; a folder nobody's row names is rubbish, removed by `sweep`."""
+class SnapshotDirs:
+    """The directories `<root>/<folder>/{fs,work}`; `sweep` removes those without a snapshot."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._lock = threading.Lock()
         self._making: set[str] = set()
-        os.makedirs(root, mode=0o700, exist_ok=True)
 
     def upper(self, folder: str) -> str:
         return os.path.join(self.root, folder, "fs")
@@ -33,8 +32,8 @@ class Folders:
     def make(self, kind: Kind, parent_tree: str) -> str:
         """Make a folder and return its name; `made` or `remove` must follow.
 
-        The tree's root is owned and open as that of `parent_tree`, its nearest parent: in an
-        overlay the upper root is the one that is seen.
+        The tree's root has owner and mode of `parent_tree`, the nearest parent: in an overlay the
+        root of the upper directory is the visible one.
         """
         folder = secrets.token_hex(6)  # short: up to 128 of them must fit into mount options
         with self._lock:
@@ -56,44 +55,44 @@ class Folders:
         return folder
 
     def made(self, folder: str) -> None:
-        """The folder has a row now."""
+        """The folder has a snapshot now."""
         with self._lock:
             self._making.discard(folder)
 
     def remove(self, folder: str) -> None:
-        """What cannot be removed now is rubbish for the next sweep."""
+        """Remove a folder; what cannot be removed now is left to the next sweep."""
         shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
         self.made(folder)
 
-    def unclaimed(self) -> set[str]:
-        """Folders that exist and are not just being made; those of rows among them."""
+    def list_all(self) -> set[str]:
+        """All folders except those that are just being made."""
         names = set(os.listdir(self.root))
         with self._lock:
             return names - self._making
 
-    def sweep(self, found: AbstractSet[str], claimed: AbstractSet[str]) -> int:
-        """Remove what `unclaimed` found earlier and no row claims now; return how many."""
-        rubbish = found - claimed
-        for name in rubbish:
+    def sweep(self, listed: AbstractSet[str], used: AbstractSet[str]) -> int:
+        """Remove folders that `list_all` gave and no snapshot uses now; returns how many."""
+        unused = listed - used
+        for name in unused:
             self.remove(name)
-        return len(rubbish)
+        return len(unused)
 
 
 def usage(tree: str) -> Usage:
-    """What a tree takes on disk, hard links counted once.
+    """What a tree takes on disk, with hard links counted once.
 
-    Raises our errors; files that vanish meanwhile are not counted.
+    Raises our errors; files that disappear meanwhile are not counted.
     """
-    size_bytes, seen, todo = 0, set[tuple[int, int]](), [tree]
+    size_bytes, seen, waiting = 0, set[tuple[int, int]](), [tree]
     try:
         status = os.lstat(tree)
     except OSError as error:
         raise from_os_error(error, f"measure the snapshot {tree}") from error
     seen.add((status.st_dev, status.st_ino))
     size_bytes += status.st_blocks * _SECTOR_BYTES
-    while todo:
+    while waiting:
         try:
-            with os.scandir(todo.pop()) as entries:
+            with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     status = entry.stat(follow_symlinks=False)
                     if (status.st_dev, status.st_ino) in seen:
@@ -101,9 +100,9 @@ def usage(tree: str) -> Usage:
                     seen.add((status.st_dev, status.st_ino))
                     size_bytes += status.st_blocks * _SECTOR_BYTES
                     if stat.S_ISDIR(status.st_mode):
-                        todo.append(entry.path)
+                        waiting.append(entry.path)
         except FileNotFoundError:
-            continue  # an active snapshot's container goes on working
+            continue  # the container of an active snapshot is running
         except OSError as error:
             raise from_os_error(error, f"measure the snapshot {tree}") from error
     return Usage(size_bytes, len(seen))

@@ -1,4 +1,4 @@
-"""What the snapshotter knows of a snapshot, and its faults."""
+"""The records of snapshots and images, and the errors of the snapshotter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bootseer.errors import BusyError, UsageError
 
 TARGET_LABEL = "containerd.io/snapshot.ref"
-"""Set by a client that would rather not unpack: the name of the snapshot it wants to exist."""
+"""Set by a client that prefers not to unpack: the name of the snapshot that it needs."""
 INHERITED_PREFIX = "containerd.io/snapshot/"
 
 
@@ -23,17 +23,17 @@ class Kind(enum.IntEnum):
 
 
 class SnapshotExistsError(UsageError):
-    """A snapshot of that name exists; or the one asked for by label does now, without a fetch."""
+    """A snapshot of that name exists; or the one requested by label does now, without a fetch."""
 
 
 class SnapshotStateError(BusyError):
-    """The snapshot is of the wrong kind for this call, or others stand on it."""
+    """The snapshot is of the wrong kind for this call, or others depend on it."""
 
     retryable = False
 
 
 class Usage(NamedTuple):
-    """What a snapshot itself takes on disk, its parents apart."""
+    """What a snapshot takes on disk, without its parents."""
 
     size_bytes: int
     inodes: int
@@ -44,10 +44,10 @@ NOTHING = Usage(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One row. `folder` is its directory's name below `snapshots/`, "" for a remote one.
+    """One snapshot. `folder` is its directory's name below `snapshots/`, "" for a remote one.
 
-    `image` and `depth` are set for remote ones: the manifest's digest, and which of its layers
-    this stands for, counted from 0.
+    `image` and `depth` are set for remote ones: the manifest's digest, and the number of the layer
+    that it represents, from 0. `top`: it is the last layer.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A stock image of which remote snapshots exist.
+class StockImage:
+    """A stock image with remote snapshots.
 
-    `reference` is as the client named it, `layers` their digests in the manifest's order.
+    `reference` is the name that the client gave, `layers` the digests in the manifest's order.
     """
 
     digest: str
@@ -77,7 +77,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What containerd is to mount, in the words of mount(8)."""
+    """A mount that containerd is to make, in the words of mount(8)."""
 
     kind: str
     source: str

@@ -54,6 +54,10 @@ class Reference:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
+    def pinned(self, digest: str) -> str:
+        """The name of one image of this repository by its digest, whatever its tag becomes."""
+        return f"{self.place}@{digest}"
+
     def __str__(self) -> str:
         return self.name
 

@@ -11,12 +11,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 
 from bootseer.errors import NotFoundError, StoreUnavailableError
-from bootseer.storage.oci.manifest import (
-    Descriptor,
-    Index,
-    index_bytes,
-    parse_manifest,
-)
+from bootseer.storage.oci.manifest import Descriptor, Index, index_bytes, parse_manifest
 from bootseer.storage.oci.media_types import OCI_INDEX
 from bootseer.storage.oci.referrers import referrers_tag
 from bootseer.storage.oci.registry.manifests import (

@@ -12,7 +12,7 @@ from bootseer.cli.shared.options import options_of, store_options, together
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.filemode.file_trace import FileTrace
-    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+    from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("image.files.record", "Run a command and record which files its start reads."),
@@ -58,7 +58,7 @@ place_options = together(
     ),
     workload_option("What runs, where several kinds of jobs share an image."),
 )
-"""Which trace is meant; `trace_of` and `keeper_of` take what they give."""
+"""Which trace is meant; `trace_of` and `open_store` take what they give."""
 
 
 paths_option = click.option(
@@ -77,16 +77,16 @@ def check_place(file: str, traces: str) -> None:
         raise click.UsageError("name the trace by either --file or --traces")
 
 
-def keeper_of(traces: str, given: dict[str, Any]) -> Keeper:
-    """The place of traces, by the store's options in `given`, which are taken out."""
-    from bootseer.imageprefetch.filemode.file_trace_store import Keeper
+def open_store(traces: str, given: dict[str, Any]) -> FileTraceStore:
+    """Open the store of traces, with the options in `given`, which are taken out."""
+    from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
 
-    return Keeper(traces, options_of(given))
+    return FileTraceStore.open(traces, options_of(given))
 
 
 def image_name(image: str) -> str:
     """The image's name among the traces."""
-    from bootseer.imageprefetch.filemode.file_trace_store import image_here
+    from bootseer.imageprefetch.filemode.trace_names import image_here
 
     return image or image_here()
 
@@ -98,11 +98,11 @@ def trace_of(file: str, traces: str, image: str, workload: str, **given: Any) ->
     check_place(file, traces)
     if file:
         return read_file(file)
-    with keeper_of(traces, given) as keeper:
-        found = keeper.load(image_name(image), workload)
+    with open_store(traces, given) as store:
+        found = store.load(image_name(image), workload)
     if found is None:
         raise NotFoundError(
-            f"{keeper.url} has no trace of image {image_name(image)}, workload {workload!r}; "
+            f"{store.url} has no trace of image {image_name(image)}, workload {workload!r}; "
             "record one with `bootseer image files record`"
         )
     return found

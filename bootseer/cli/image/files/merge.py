@@ -24,7 +24,7 @@ def command(share: float, output: str, files: tuple[str, ...]) -> int:
     from bootseer.imageprefetch.filemode import file_trace as filetraces
 
     merged = filetraces.merge([read_file(file) for file in files])
-    merged = filetraces.pruned(merged, share)
+    merged = filetraces.prune(merged, share)
     write_file(output, merged)
     click.echo(
         f"{output}: {merged.recordings} recordings, {merged.trace.starts} of them whole cold "

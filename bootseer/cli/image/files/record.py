@@ -10,7 +10,7 @@ import click
 from bootseer.cli.image.files.group import (
     check_place,
     image_name,
-    keeper_of,
+    open_store,
     paths_option,
     place_options,
     write_file,
@@ -81,12 +81,15 @@ def command(
     """
     from bootseer.entrypoint import transparent_child
     from bootseer.imageprefetch.filemode import roots
-    from bootseer.imageprefetch.filemode.command_recorder import CommandRecording
-    from bootseer.imageprefetch.filemode.recorder import Recording, RecordSettings
+    from bootseer.imageprefetch.filemode.recorder import (
+        CommandRecording,
+        FileRecordSettings,
+        Recording,
+    )
     from bootseer.imageprefetch.workloads import check_workload
 
     check_place(file, traces)
-    settings = RecordSettings(
+    settings = FileRecordSettings(
         roots=paths or roots.DEFAULT_ROOTS, workload=check_workload(workload), method=method
     )
     with Recording(settings, os.getpid()) as recording:
@@ -109,9 +112,9 @@ def command(
 
 
 def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:
-    with keeper_of(traces, store) as keeper:
-        kept = keeper.add(image_name(image), trace)
-        click.echo(f"bootseer: merged with {kept.recordings - 1} recordings", err=True)
+    with open_store(traces, store) as kept:
+        merged = kept.add(image_name(image), trace)
+        click.echo(f"bootseer: merged with {merged.recordings - 1} recordings", err=True)
 
 
 def _said(trace: FileTrace, ended_by: str) -> str:

@@ -15,8 +15,8 @@ from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.blocks.trace.trace_file import Trace
-    from bootseer.imageprefetch.block_image_repo import Image
-    from bootseer.imageprefetch.hotset.store import Made
+    from bootseer.imageprefetch.hotset.image_hotsets import RecordedImage
+    from bootseer.imageprefetch.hotset.store import BuiltHotSet
 
 
 @click.command("build")
@@ -57,20 +57,20 @@ def command(
 
     Packs this node's recordings together with the published ones. The next mount replays it.
     """
-    from bootseer.imageprefetch.block_image_repo import fetching
     from bootseer.imageprefetch.hotset import store
+    from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher
 
     with opened(ref, push=push, **where) as image:
         own = image.own_trace(workload)
         trace, carried = _trace(image, older, workload, where)
-        with fetching(place(where["cache"])) as fetcher:
+        with open_fetcher(place(where["cache"])) as fetcher:
             made, info = store.pack(
                 image.hot_sets, image.parts, trace, fetcher, share=share, level=level, own=own
             )
         if push:
             made = publish(image, made)
     if as_json:
-        echo_json({**store.as_dict(made), "hot_bytes": info.hot_bytes, "pushed": push})
+        echo_json({**made.as_dict(), "hot_bytes": info.hot_bytes, "pushed": push})
         return 0
     if carried is not None:
         click.echo(f"carried over {carried:.0%} of what was touched of {older}")
@@ -86,10 +86,10 @@ def command(
 
 
 def _trace(
-    image: Image, older: str, workload: str, where: dict[str, Any]
+    image: RecordedImage, older: str, workload: str, where: dict[str, Any]
 ) -> tuple[Trace, float | None]:
     """What is to be packed, and the share that was carried over from an older image."""
-    from bootseer.imageprefetch.block_image_repo import carried_from, with_carried
+    from bootseer.imageprefetch.hotset.image_hotsets import add_carried, carry_from
 
     own = image.trace(workload)
     if not older:
@@ -100,11 +100,11 @@ def _trace(
             )
         return own, None
     with opened(older, **where) as before:
-        carried = carried_from(image, before, workload)
-    return with_carried(own, carried.trace), carried.share
+        carried = carry_from(image, before, workload)
+    return add_carried(own, carried.trace), carried.share
 
 
-def publish(image: Image, made: Made) -> Made:
+def publish(image: RecordedImage, made: BuiltHotSet) -> BuiltHotSet:
     """Push a hot set, with a progress bar; returns it as it was published."""
     with progress.bar("hot set") as shown:
         shown.expect(made.hot.pack.size_bytes)

@@ -12,7 +12,7 @@ from bootseer.cli.shared.lazy_group import LazyGroup
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from bootseer.imageprefetch.block_image_repo import Image
+    from bootseer.imageprefetch.hotset.image_hotsets import RecordedImage
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("image.hotset.build", "Pack what a workload's starts read."),
@@ -38,9 +38,9 @@ which_option = workload_option("Which program's starts, where an image serves se
 
 def opened(
     ref: str, *, cache: str, plain_http: bool, push: bool = False
-) -> AbstractContextManager[Image]:
+) -> AbstractContextManager[RecordedImage]:
     """The image's block image, by the options of `place_options`."""
-    from bootseer.imageprefetch.block_image_repo import open_image
+    from bootseer.imageprefetch.hotset.image_hotsets import open_image
 
     return open_image(ref, place(cache), plain_http=plain_http or None, push=push)
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from bootseer.cli.shared.sizes import shown
-from bootseer.imageprefetch.hotset.summary import Part, Summary
+from bootseer.imageprefetch.hotset.summary import Summary, SummaryRow
 from bootseer.profiler.render.html_build import Child, Markup, pct, source_hash, table, tag
 
 MOST_FILES = 200
@@ -142,7 +142,7 @@ def _drawing(summary: Summary, most: int) -> Markup:
     )
 
 
-def _parts(caption: str, what: str, parts: Sequence[Part], summary: Summary) -> Markup:
+def _parts(caption: str, what: str, parts: Sequence[SummaryRow], summary: Summary) -> Markup:
     columns = [
         (what, ""),
         ("hot", "n"),

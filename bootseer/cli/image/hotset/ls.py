@@ -41,7 +41,7 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
                 "size_bytes": hot.pack.size_bytes,
                 "of_this_block_image": hot.block_image == image.parts.block_image,
             }
-            for descriptor, hot in store.published(image.repository, image.digest)
+            for descriptor, hot in store.list_published(image.repository, image.digest)
         ]
         body = {"image": image.digest, "block_image": image.parts.block_image}
     if as_json:

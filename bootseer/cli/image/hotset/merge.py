@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -35,8 +36,6 @@ def command(
     place of this node's recording; `hotset build` packs it.
     """
     from bootseer.blocks.trace import trace_file as traces
-    from bootseer.imageprefetch.block_image_repo import rename
-    from bootseer.imageprefetch.hotset.store import merged
 
     others = [traces.parse(_read(path), name=path) for path in files]
     with opened(ref, **where) as image:
@@ -47,7 +46,7 @@ def command(
                 f"nothing is recorded of {of(workload)} of {ref}; start it once with "
                 f"`bootseer image record {ref} -- COMMAND`"
             )
-        together = merged([rename(one, workload) for one in found])
+        together = traces.merge([dataclasses.replace(one, workload=workload) for one in found])
         if output:
             _write(output, traces.serialise(together))
         else:

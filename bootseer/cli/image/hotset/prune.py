@@ -35,7 +35,7 @@ def command(ref: str, keep: int, dry_run: bool, as_json: bool, **where: Any) -> 
     from bootseer.imageprefetch.hotset import store
 
     with opened(ref, push=not dry_run, **where) as image:
-        old = store.outdated(store.published(image.repository, image.digest), keep)
+        old = store.find_outdated(store.list_published(image.repository, image.digest), keep)
         for descriptor, hot in old:
             if not dry_run:
                 image.repository.delete_referrer(image.digest, descriptor.digest)

@@ -20,7 +20,6 @@ from bootseer.errors import NotFoundError, UsageError
 @click.argument("ref")
 def command(ref: str, workload: str, as_json: bool, **where: Any) -> int:
     """Publish the hot set that `build` made last for a workload of the image REF."""
-    from bootseer.imageprefetch.hotset import store
 
     with opened(ref, push=True, **where) as image:
         made = image.hot_sets.load(workload)
@@ -35,7 +34,7 @@ def command(ref: str, workload: str, as_json: bool, **where: Any) -> int:
             )
         made = publish(image, made)
     if as_json:
-        echo_json(store.as_dict(made))
+        echo_json(made.as_dict())
         return 0
     click.echo(made.digest)
     return 0

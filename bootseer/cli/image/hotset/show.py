@@ -14,7 +14,7 @@ from bootseer.cli.shared.options import echo_json, json_option
 from bootseer.errors import NotFoundError, from_os_error
 
 if TYPE_CHECKING:
-    from bootseer.imageprefetch.hotset.summary import Part, Summary
+    from bootseer.imageprefetch.hotset.summary import Summary, SummaryRow
 
 _RAMP = "▁▂▃▄▅▆▇█"
 _ROWS = 20
@@ -102,7 +102,7 @@ def drawn(summary: Summary, ref: str, rows: int = _ROWS) -> list[str]:
     return out
 
 
-def _table(title: str, parts: Sequence[Part], rows: int, hot_bytes: int) -> list[str]:
+def _table(title: str, parts: Sequence[SummaryRow], rows: int, hot_bytes: int) -> list[str]:
     out = [f"{'hot':>10}  {'of':>10}  {'files':>6}  {'first':>8}  {'':{_BAR}}  {title}"]
     for part in parts[:rows]:
         width = part.touched_bytes * _BAR / hot_bytes

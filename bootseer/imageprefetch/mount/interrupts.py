@@ -1,4 +1,4 @@
-"""Signals that end what this process has begun, as an interrupt does."""
+"""Signals that end this process as an interrupt does, so that what it has begun is undone."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import NoReturn
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an interrupt does: what it began is taken back.
-
-    Outside the main thread they do what they did.
-    """
+def exit_on_signals() -> Iterator[None]:
+    """Raise SystemExit within the block on SIGTERM and SIGHUP; in the main thread only."""
 
     def end(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    old = {}
+    old_handlers = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish
-                old[number] = signal.signal(number, end)
+                old_handlers[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in old.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

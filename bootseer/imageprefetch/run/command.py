@@ -1,0 +1,101 @@
+"""A command that runs on a mounted image's tree in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bootseer import light_dataclasses as dataclasses
+from bootseer.errors import from_os_error
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.config import ImageConfig
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EVENTS_INSIDE = "/.bootseer-events"
+"""The directory of events in a container: in its root, where no link of the image is on the way."""
+GRACE_S = 10.0  # between SIGTERM and a kill
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command for the tree at `tree`, which sees the directory `events_dir` for its events.
+
+    `options` are podman's, for a command that podman runs.
+    """
+
+    tree: str
+    words: Sequence[str]
+    config: ImageConfig
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    events_dir: str = ""
+    options: Sequence[str] = ()
+
+    def variables(self, of_image: Sequence[str] | None = None) -> dict[str, str]:
+        """The image's variables, then ours, then those of `environment`.
+
+        Podman has a PATH of its own; for it, `of_image` replaces the image's variables.
+        """
+        pairs = [f"PATH={DEFAULT_PATH}", *self.config.env] if of_image is None else of_image
+        own = dict(pair.partition("=")[::2] for pair in pairs)
+        events = {"BOOTSEER_EVENTS": EVENTS_INSIDE} if self.events_dir else {}
+        return {**own, **events, **self.environment}
+
+
+def run_foreground(words: Sequence[str], terminated: Callable[[], None] = lambda: None) -> int:
+    """Run a program to its end, with our terminal and streams; returns a shell's exit code.
+
+    `terminated` is called, any number of times, when it gets a SIGTERM.
+    """
+    import subprocess  # takes milliseconds, for which no mount waits
+
+    try:
+        process = subprocess.Popen(list(words))
+    except OSError as error:
+        raise from_os_error(error, f"run {words[0]}") from error
+    return await_end(process.pid, None, lambda: None, terminated)
+
+
+def await_end(
+    pid: int,
+    until: Callable[[], bool] | None,
+    kill: Callable[[], None],
+    terminated: Callable[[], None] = lambda: None,
+) -> int:
+    """Wait for a child and pass signals on to it; returns its exit code as a shell has it.
+
+    Once `until` answers True, the child gets a SIGTERM, and `kill` is called when that does not
+    end it.
+    """
+    asked_s = 0.0
+
+    def pass_on(number: int, _: object) -> None:
+        os.kill(pid, number)
+        if number == signal.SIGTERM:
+            terminated()
+
+    old_handlers = {
+        number: signal.signal(number, pass_on)
+        for number in PASSED_ON
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is for the command too
+    }
+    try:
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG if until is not None else 0)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if until is not None and not asked_s and until():
+                os.kill(pid, signal.SIGTERM)
+                asked_s = time.monotonic()
+            if asked_s and time.monotonic() - asked_s > GRACE_S:
+                kill()
+            time.sleep(_POLL_S)
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,303 @@
+"""Podman's command line for a mounted image's tree, with its own options where they fit.
+
+What the container writes goes to an overlay that podman throws away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bootseer import light_dataclasses as dataclasses
+from bootseer.errors import NotSupportedError, UsageError, from_os_error
+from bootseer.imageprefetch.run.command import DEFAULT_PATH, EVENTS_INSIDE, Command, await_end
+from bootseer.system.mount_calls import IN_ROOT, open_in
+from bootseer.system.paths import is_within
+from bootseer.system.regular_files import open_to_read
+
+if TYPE_CHECKING:
+    from bootseer.storage.oci.config import ImageConfig
+
+_PLATFORM = ("--platform", "--os", "--arch", "--variant")
+_WORKDIR = ("--workdir", "-w")
+_PLACING = ("--volume", "-v", "--mount", "--tmpfs")
+_CONTAINER_MARK = "container=podman"
+_DEFAULT_VARIABLES = {
+    "PATH": DEFAULT_PATH,
+    "TERM": "xterm",
+}
+"""The variables that podman sets in a container whose image does not."""
+# Variables that would change podman itself if they were in its environment; none is a secret.
+_HEEDED_BY_PODMAN = (
+    r"PATH|HOME|USER|TMPDIR|TERM|LANG|TZ|(LC|LD|XDG|DBUS|_?CONTAINERS|PODMAN)_.*"
+    r"|CONTAINER_(HOST|CONNECTION|SSHKEY)|DOCKER_(HOST|CONFIG)|STORAGE_(DRIVER|OPTS)"
+    r"|REGISTRY_AUTH_FILE|NOTIFY_SOCKET|LISTEN_(FDS|PID|FDNAMES)|GO(DEBUG|GC|MAXPROCS|MEMLIMIT)"
+)
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_DETACHED = re.compile(r"-[itPq]*d.*|--detach(=true)?")
+
+
+def check_options(options: Sequence[str], *, instead: str, ours: Sequence[str] = ()) -> None:
+    """Raise UsageError for options that are none, that detach, or that we give ourselves.
+
+    `instead` ends the error about a container in the background; `ours` are the options, besides
+    --rootfs, that we give ourselves.
+    """
+    if options and not options[0].startswith("-"):
+        raise UsageError(
+            f"{options[0]!r} is no option of podman; put -- before the command to be run"
+        )
+    for word in options:
+        if _DETACHED.fullmatch(word):
+            raise UsageError(
+                f"the image is mounted for as long as the container runs in front; leave {word} "
+                f"out{instead}"
+            )
+        name = word.partition("=")[0]
+        if name in ("--rootfs", *ours):
+            raise UsageError(f"{name} is ours to give; leave it out")
+
+
+def check_platform(options: Sequence[str], *, instead: str = "") -> None:
+    """Raise NotSupportedError for options that choose an image of another platform than ours.
+
+    Podman applies them when it chooses from an index, and ignores them for a tree that is mounted
+    already. `instead` ends the error.
+    """
+    asked = {name: value for name, value in _values(options, _PLATFORM) if value}
+    if not asked:
+        return
+    from bootseer.storage.oci.platforms import parse_platform, this_platform
+
+    here = this_platform()
+    wanted = parse_platform(asked["--platform"]) if "--platform" in asked else here
+    wanted = dataclasses.replace(
+        wanted,
+        os=asked.get("--os", wanted.os),
+        architecture=asked.get("--arch", wanted.architecture),
+        variant=asked.get("--variant", wanted.variant),
+    )
+    if wanted != here:
+        raise NotSupportedError(
+            f"the image is asked for as {wanted}, and what is mounted here is of {here}{instead}"
+        )
+
+
+def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list[str]:
+    """The variables (`NAME=VALUE`) that podman would set in a container of the image itself.
+
+    For a tree that is not one of its images, podman knows none of the image's variables, and does
+    not add the one by which programs recognise a container. Variables that an --env-file sets are
+    left out: given by --env they would override the file, as an image's own do not. --env-merge
+    changes variables before --unsetenv removes some.
+    """
+    unset_all = False
+    for word in options:
+        name, _, value = word.partition("=")
+        if name == "--unsetenv-all":
+            unset_all = not value or value in _TRUE
+    if unset_all:
+        return []
+    left_out = {name for _, name in _values(options, ("--unsetenv",))}
+    for _, file in _values(options, ("--env-file",)):
+        left_out |= _names_in_file(file)
+    given = dict(_split(pair) for pair in (_CONTAINER_MARK, *of_image))
+    merged = _merge(given, [value for _, value in _values(options, ("--env-merge",))])
+    return [f"{name}={value}" for name, value in merged.items() if name not in left_out]
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, _, value = pair.partition("=")
+    return name, value
+
+
+def _merge(given: Mapping[str, str], words: Sequence[str]) -> dict[str, str]:
+    """Variables after --env-merge; unchanged where podman will refuse its words.
+
+    As podman does, other names than known ones are ignored, and what follows a second `=` in a
+    result is dropped (containers/podman, pkg/specgen/generate/container.go).
+    """
+    if not words:
+        return dict(given)
+    from bootseer.imageprefetch.run.word_expansion import expand_word
+
+    known = {**_DEFAULT_VARIABLES, **given}
+    changed: set[str] = set()
+    for word in words:
+        try:
+            name, value, *_ = expand_word(word, known).split("=")
+        except (ValueError, RecursionError):  # the latter: nested some hundred times
+            return dict(given)
+        if name in known:
+            known[name] = value
+            changed.add(name)
+    return {name: known[name] for name in (*given, *sorted(changed - set(given)))}
+
+
+def _names_in_file(path: str) -> set[str]:
+    """The variables that a file of podman's --env-file sets; none where podman will refuse it.
+
+    Only regular files are read: a pipe, say, can be read only once, by podman.
+    """
+    try:
+        with open(open_to_read(path), "rb") as file:
+            lines = file.read().decode(errors="surrogateescape").split("\n")
+    except OSError:
+        return set()
+    names = set()
+    for line in lines:
+        name, equals, _ = line.lstrip().removesuffix("\r").partition("=")
+        if name.startswith("#"):
+            continue
+        if equals:
+            names.add(name)
+        elif name.endswith("*"):  # all variables of our environment with this prefix
+            names.update(own for own in os.environ if own.startswith(name[:-1]))
+        elif name in os.environ:
+            names.add(name)
+    return names
+
+
+def places_anything_at(directory: str, options: Sequence[str]) -> bool:
+    """Whether options name another working directory, or mount something at or above this one."""
+    for word in options:
+        if word.startswith(_WORKDIR):
+            return True
+    for _, value in _values(_split_short_volumes(options), _PLACING):
+        targets = (part for part in re.split("[:,=]", value) if part[:1] == "/")
+        if any(is_within(directory, target) for target in targets):
+            return True
+    return False
+
+
+def _split_short_volumes(options: Sequence[str]) -> Iterator[str]:
+    """The options, with the value of `-vVALUE` as a word of its own."""
+    for word in options:
+        if word.startswith("-v") and len(word) > 2:
+            yield from ("-v", word[2:].removeprefix("="))
+        else:
+            yield word
+
+
+def _values(options: Iterable[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The options of some names with their values, given as one word or as two."""
+    following = iter(options)
+    for word in following:
+        name, equals, value = word.partition("=")
+        if name in names:
+            yield name, value if equals else next(following, "")
+
+
+def names_network(options: Sequence[str]) -> bool:
+    """Whether options choose the container's network."""
+    return any(word.partition("=")[0] in ("--network", "--net") for word in options)
+
+
+def recording_words(command: Command, name: str) -> list[str]:
+    """The command line that runs a command to be recorded.
+
+    Other users of the machine can read it, so it has only the names of the variables that the
+    user gave: podman takes their values from its own environment (`environment_variables`).
+    """
+    words = ["podman", "run", "--rm", "--name", name, "--log-driver", "none"]
+    if not names_network(command.options):
+        words += ["--network", "host"]
+    hidden = environment_variables(command)
+    of_image = container_variables(command.config.env, command.options)
+    for variable, value in command.variables(of_image).items():
+        words += ["--env", variable if variable in hidden else f"{variable}={value}"]
+    words += _options_of_image(command.tree, command.config, command.options)
+    if command.events_dir:
+        words += ["--volume", f"{command.events_dir}:{EVENTS_INSIDE}"]
+    if sys.stdin is not None and sys.stdin.isatty():
+        words += ["--interactive", "--tty"]
+    return [*words, *command.options, "--rootfs", f"{command.tree}:O", *command.words]
+
+
+def environment_variables(command: Command) -> dict[str, str]:
+    """The user's variables for podman's own environment, without those that change podman."""
+    given = command.environment.items()
+    return {name: value for name, value in given if not re.fullmatch(_HEEDED_BY_PODMAN, name)}
+
+
+def container_words(
+    tree: str, config: ImageConfig, options: Sequence[str], words: Sequence[str]
+) -> list[str]:
+    """The command line that runs an image's tree as `podman run` would run the image.
+
+    `options` are podman's own; `words`, if there are any, replace the image's command. Raises
+    UsageError where neither names a program.
+    """
+    line = ["podman", "run", "--rm"]
+    for pair in container_variables(config.env, options):
+        line += ["--env", pair]
+    line += _options_of_image(tree, config, options)
+    # With --rootfs podman knows no entry point of the image that one of the options could replace.
+    has_entrypoint = any(word.partition("=")[0] == "--entrypoint" for word in options)
+    program = list(words) if has_entrypoint else [*config.entrypoint, *(words or config.cmd)]
+    if not program and not has_entrypoint:
+        raise UsageError("the image names no command to run; give one after --")
+    return [*line, *options, "--rootfs", f"{tree}:O", *program]
+
+
+def _options_of_image(tree: str, config: ImageConfig, options: Sequence[str]) -> list[str]:
+    """Podman's options for an image's working directory, user and stop signal."""
+    words = _workdir(tree, config.working_dir, options)
+    if config.user:
+        words += ["--user", config.user]
+    if config.stop_signal:
+        words += ["--stop-signal", config.stop_signal]
+    return words
+
+
+def _workdir(tree: str, directory: str, options: Sequence[str]) -> list[str]:
+    """Podman's options for the image's working directory, which is created if no layer has it.
+
+    Podman creates the working directory of its own images, but never below --rootfs. An unnamed
+    volume comes nearest: it is created, belongs to the user, and is removed with the container.
+    """
+    if not directory:
+        return []
+    words = ["--workdir", directory]
+    if _is_missing(tree, directory) and not places_anything_at(directory, options):
+        words += ["--volume", directory]
+    return words
+
+
+def _is_missing(tree: str, path: str) -> bool:
+    """Whether nothing is at a path of the tree, with links resolved as in the container."""
+    try:
+        root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.close(open_in(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, IN_ROOT))
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    finally:
+        os.close(root)
+    return False
+
+
+def run(command: Command, until: Callable[[], bool] | None) -> int:
+    """Run a command to its end, or until `until`; returns as `await_end`."""
+    import subprocess
+
+    name = f"bootseer-{os.urandom(6).hex()}"
+
+    def kill() -> None:
+        # Killing podman itself would leave the container behind, and the tree in use.
+        quiet = subprocess.DEVNULL
+        subprocess.run(["podman", "kill", name], stdout=quiet, stderr=quiet, check=False)
+
+    try:
+        process = subprocess.Popen(
+            recording_words(command, name), env={**os.environ, **environment_variables(command)}
+        )
+    except OSError as error:
+        raise from_os_error(error, "run podman") from error
+    return await_end(process.pid, until, kill)
