@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from block_sources import FileSource
+from faulty_store import SlowStore
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Preferred, Store
-from bootseer.storage.wrap import SlowStore
+from bootseer.storage.store import PreferredReads, Store
 
 PR_SET_PDEATHSIG = 1
 
@@ -33,7 +33,7 @@ class CountingStore(SlowStore):
     """A slow store that notes each request, where several processes can write."""
 
     def __init__(self, inner: Store, log: str, latency_s: float, bytes_per_s: float) -> None:
-        preferred = Preferred(range_bytes=1 << 20, streams=4)
+        preferred = PreferredReads(range_bytes=1 << 20, streams=4)
         super().__init__(inner, latency_s=latency_s, bytes_per_s=bytes_per_s, preferred=preferred)
         self._log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 

@@ -36,8 +36,9 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.repository import Repository
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import zstandard
 from bootseer.blockimage import artifact
 from bootseer.blocks.table import Codec, Table, Unpacker, parse
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 _LARGE = 1 << 30
 

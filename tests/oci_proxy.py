@@ -27,7 +27,8 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 Rule = Callable[[socket.socket, Request], bool | None]
 """Answers a request and says whether the connection is kept; None: it is not for this rule."""

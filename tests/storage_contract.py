@@ -16,7 +16,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Placed, Store, WriteHints
+from bootseer.storage.store import BlockLocation, Store, WriteHints
 
 
 class StoreContract:
@@ -101,7 +101,7 @@ class StoreContract:
         assert found == {"f/one": (1, False), "f/g": (0, True)}
 
     def test_temporaries_are_hidden_until_renamed(self, store: Store) -> None:
-        name = store.temporary("f")
+        name = store.temporary_name("f")
         store.create(name, b"half")
         assert not list(store.list("f"))
         assert [s.name for s in store.temporaries("f")] == [name]
@@ -207,9 +207,9 @@ class StoreContract:
     @pytest.mark.parametrize("size", [0, 1, 100_000])
     def test_places_cover_an_object_without_gaps(self, store: Store, size: int) -> None:
         store.create("x", bytes(size))
-        _check_cover(store.places("x"), size)
+        _check_cover(store.locations("x"), size)
         with pytest.raises(NotFoundError):
-            store.places("no")
+            store.locations("no")
 
     def test_preferences_can_be_used(self, store: Store) -> None:
         assert store.preferred.range_bytes >= 1 << 20
@@ -258,12 +258,12 @@ class StoreContract:
         assert not list(store.temporaries("f"))
 
     def test_writers_take_every_place_that_is_offered(self, store: Store, twin: Store) -> None:
-        for number, place in enumerate(["", *store.write_places()]):
-            with store.writer(f"x{number}", WriteHints(place=place, replication=1)) as writer:
+        for number, place in enumerate(["", *store.write_nodes()]):
+            with store.writer(f"x{number}", WriteHints(node=place, replication=1)) as writer:
                 writer.write(b"here")
             assert twin.read(f"x{number}", limit_bytes=4) == b"here"
             # Which of several servers on one host took it, only separate hosts can show.
-            assert not place or len(twin.places(f"x{number}")[0].replicas) == 1
+            assert not place or len(twin.locations(f"x{number}")[0].replicas) == 1
 
     def test_version_changes_with_the_bytes(self, store: Store, twin: Store) -> None:
         store.create("x", b"1")
@@ -321,7 +321,7 @@ class StoreContract:
         assert store.read("x", limit_bytes=1) == b"1"
 
 
-def _check_cover(places: list[Placed], size: int) -> None:
+def _check_cover(places: list[BlockLocation], size: int) -> None:
     assert places
     end = 0
     for placed in places:

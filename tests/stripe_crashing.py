@@ -77,7 +77,7 @@ class Killing(LocalStore):
         self._stepped(super().delete_tree, *args)
 
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
-        return KillingWriter(self, name, self._path(name))
+        return KillingWriter(self, name, self._draft(name))
 
 
 class KillingWriter(LocalWriter):

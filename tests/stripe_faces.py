@@ -15,7 +15,8 @@ from typing import Any
 
 from fuse_mounts import end_mount, python
 
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import Manifest, Pointer
 from bootseer.stripedfs.format.stripe_layout import Layout, stripe_name

@@ -16,8 +16,9 @@ import xxhash
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.local import LocalStore, LocalWriter
+from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import NO_HINTS, Store, WriteHints, open_store
+from bootseer.storage.store import NO_HINTS, Store, WriteHints
 from bootseer.stripedfs.read.cat import stream
 from bootseer.stripedfs.read.open import open_source
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request
 from fetching import Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,6 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10
 PLACES = ("a", "b", "c")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request, SlowStore
 from fetching import Source, fetch_threads, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,7 @@ from hypothesis import strategies as st
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
-from bootseer.storage.store import Preferred
-from bootseer.storage.wrap import Fault, FaultyStore, Request, SlowStore
+from bootseer.storage.store import PreferredReads
 
 KIB = 1 << 10
 SMALL = FetchSettings(connections=4, memory_bytes=1 << 20, least_range_bytes=8 * KIB)
@@ -38,7 +38,7 @@ class Gate:
         self._open = threading.Event()
         self.held: Callable[[Request], bool] = lambda request: True
         self.arrived = threading.Semaphore(0)
-        preferred = Preferred(range_bytes=64 * KIB, streams=streams)
+        preferred = PreferredReads(range_bytes=64 * KIB, streams=streams)
         source.store = self.store = FaultyStore(source.store, self._wait, preferred=preferred)
 
     def _wait(self, request: Request) -> Fault | None:

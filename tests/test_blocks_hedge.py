@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request
 from fetching import Source, fetch_threads, noise
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.blocks.fetch.plan.retry_policy import choose_replica, hedge_after_s
-from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 KIB = 1 << 10
 NONE: frozenset[str] = frozenset()

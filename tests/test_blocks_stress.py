@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from faulty_store import Fault, FaultyStore, Request
 from fetching import Source, noise
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.blocks.fetch.records import Status
 from bootseer.errors import BootseerError, StoreUnavailableError
-from bootseer.storage.wrap import Fault, FaultyStore, Request
 
 pytestmark = pytest.mark.slow
 

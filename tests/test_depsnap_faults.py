@@ -24,7 +24,7 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.store import records
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -34,8 +34,9 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
@@ -130,7 +131,7 @@ def replicated(store: Store, name: str, count: int) -> bool:
     """Whether every stripe has so many replicas; one may come later."""
     folders = [one.name for one in store.list(f"{name}.stripes") if one.is_folder]
     stripes = [s.name for folder in folders for s in store.list(folder) if "stripe-" in s.name]
-    places = [place for stripe in stripes for place in store.places(stripe)]
+    places = [place for stripe in stripes for place in store.locations(stripe)]
     return len(stripes) >= 3 and all(len(place.replicas) == count for place in places)
 
 

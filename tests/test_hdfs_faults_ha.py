@@ -15,8 +15,8 @@ from store_faults import note_store_faults, wait_for_fault
 from bootseer import stripedfs
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import FetchSettings
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import open_store
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from bootseer.errors import AccessDeniedError, BootseerError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import open_store
 from tools.hdfs import class_archive
 from tools.hdfs.class_training import make_archive
 from tools.hdfs.process import COMMON, QUICK_START

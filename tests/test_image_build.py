@@ -41,7 +41,7 @@ from bootseer.errors import (
 )
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
 from bootseer.imageprefetch.image_build.flatten import Limits
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -274,7 +274,7 @@ def test_limits_and_platforms(registry: Any, tmp_path: Path) -> None:
     ref = registry.push(made.source, "imagebuild/platforms", "2")
     with pytest.raises(NotSupportedError, match="arm64"):
         build(ref, tmp_path)
-    from bootseer.storage.oci.repository import parse_platform
+    from bootseer.storage.oci.platforms import parse_platform
 
     report = build(ref, tmp_path, platform=parse_platform("linux/arm64"))
     assert report.subject == made.manifest_digests[0]

@@ -22,7 +22,7 @@ from web_fakes import head
 
 from bootseer.blockimage import artifact
 from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSettings, build_image
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -22,7 +22,8 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 

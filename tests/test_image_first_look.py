@@ -27,8 +27,8 @@ from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.resolve import deadline, registry_helper
 from bootseer.imageprefetch.resolve.deadline import FirstLook
 from bootseer.imageprefetch.resolve.resolver import Resolver
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.reference import parse_reference
-from bootseer.storage.oci.repository import open_repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.storage.retry import retrying
 

@@ -26,7 +26,7 @@ from bootseer.storage.oci.manifest import (
     digest_of,
     manifest_bytes,
 )
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -23,7 +23,7 @@ from bootseer.blockimage import artifact
 from bootseer.blockimage.serve.image_server import ImageServer
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.imageprefetch.resolve import resolver
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import StoreOptions
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -17,7 +17,7 @@ from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter.lazy_mounter import BlockImageMounter, LazySettings
 from bootseer.imageprefetch.snapshotter.types import Image
 from bootseer.storage.oci.manifest import OCI_INDEX, OCI_MANIFEST, Descriptor, Platform, index_bytes
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -17,9 +17,9 @@ from bootseer.blockimage import artifact, hotset_manifest
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.imageprefetch.hotset import store
 from bootseer.storage.oci.manifest import OCI_MANIFEST, Descriptor, digest_of
-from bootseer.storage.oci.registry.registry_client import Client
-from bootseer.storage.oci.registry_repository import RegistryRepository
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.referrers_index import ReferrersIndex
+from bootseer.storage.oci.registry.registry_client import RegistryClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -168,16 +168,16 @@ def test_only_what_is_surely_gone_is_taken_out(
     ref = registry.reference("prune/unsure", "1")
     made = push_hot_sets(ref, tmp_path / "image", "a", "a", "a")
     delete_alone(ref, made[0])
-    real, looked = Client.open, []
+    real, looked = RegistryClient.open, []
 
-    def unsure(self: Client, endpoint: Any, method: str, tail: str, *words: Any) -> Any:
+    def unsure(self: RegistryClient, endpoint: Any, method: str, tail: str, *words: Any) -> Any:
         if made[1] in tail:
             looked.append(method)
             raise StoreUnavailableError("it is away for a moment; try again")
         return real(self, endpoint, method, tail, *words)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Client, "open", unsure)
+        patched.setattr(RegistryClient, "open", unsure)
         pushed = push_one(ref, "b", "2026-03-01T00:00:00Z")
     assert looked
     listed = listed_at(ref)
@@ -190,14 +190,14 @@ def test_what_is_deleted_while_it_is_pushed_was_one_too_many(
 ) -> None:
     ref = registry.reference("prune/toomany", "1")
     made = push_hot_sets(ref, tmp_path / "image", "a")
-    real = RegistryRepository._add_referrer
+    real = ReferrersIndex.add
 
-    def deleted(self: RegistryRepository, subject: str, pushed: Descriptor) -> None:
+    def deleted(self: ReferrersIndex, subject: str, pushed: Descriptor) -> None:
         delete_alone(ref, pushed.digest)
         real(self, subject, pushed)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RegistryRepository, "_add_referrer", deleted)
+        patched.setattr(ReferrersIndex, "add", deleted)
         pushed = push_one(ref, "a", "2026-03-01T00:00:00Z")
     assert pushed not in listed_at(ref)
     assert left(ref) == made

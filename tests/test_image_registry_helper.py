@@ -27,7 +27,7 @@ from bootseer.errors import BootseerError
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.imageprefetch.resolve import helped_repository, registry_helper
 from bootseer.imageprefetch.resolve.helped_repository import HelpedRepository
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import DEFAULTS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -411,7 +411,7 @@ def test_a_registrys_client_imports_no_settings_of_starts() -> None:
     """They take a tenth of the time in which a helper comes to ask."""
     code = """
 import sys
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 open_repository("127.0.0.1:1/a/b:1")[0].close()
 print(*sys.modules)
 """

@@ -38,8 +38,8 @@ from bootseer.imageprefetch.run.container import (
     podman_words,
 )
 from bootseer.storage.oci.manifest import Manifest
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.platforms import this_platform
-from bootseer.storage.oci.repository import open_repository
 
 TOOLS = ("sh", "cat", "echo", "sleep", "id", "env", "pwd")
 CONFIG = {

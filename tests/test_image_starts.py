@@ -21,7 +21,7 @@ from bootseer.imageprefetch.block_image_repo import open_image
 from bootseer.imageprefetch.hotset.summary import summarise
 from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.record.trace_store import TraceStore
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [
     pytest.mark.root,

@@ -27,7 +27,8 @@ from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.storage.oci.manifest import EMPTY_BYTES, OCI_MANIFEST, Manifest, digest_of
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 
 BLOCK = 256 << 10
 FILES = some_files()

@@ -27,7 +27,7 @@ from bootseer.storage.oci.manifest import (
     manifest_bytes,
 )
 from bootseer.storage.oci.registry import upload
-from bootseer.storage.oci.registry.upload import Source, Uploader
+from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.request_control import Attempt
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
@@ -83,7 +83,7 @@ def test_blocks_that_a_mirror_spoils_come_from_the_registry(
     mirror, origin, place = pair
     mirror.rules = [flip(mirror)]
     with opened(place, range_bytes=4 * BLOCK) as repository, Fetcher(SMALL) as fetcher:
-        stretches = repository.store.places(DIGEST) if told else ()
+        stretches = repository.store.locations(DIGEST) if told else ()
         source = TableSource(table(), repository.store, DIGEST, stretches=stretches)
         buffer = bytearray(len(DATA))
         assert fetcher.read_into(source, 0, buffer) == len(DATA)
@@ -238,7 +238,7 @@ def test_a_registry_that_cannot_count_chunks_gets_one_piece(
     data = DATA[::-1]
     with opened(place, push=True) as repository:
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
-        uploads.push(Source(data, digest_of(data), len(data)), "", None)
+        uploads.push(BlobSource(data, digest_of(data), len(data)), "", None)
         assert repository.store.read(digest_of(data), limit_bytes=len(data)) == data
 
 
@@ -258,7 +258,7 @@ def test_a_registry_may_take_its_time_over_a_large_blob(
     monkeypatch.setattr(upload, "COMMIT_BYTES_S", len(data) // 10)
     with opened(place, push=True, stall_s=0.5) as repository:
         uploads = Uploader(repository._client, chunk_bytes=chunk_bytes)  # type: ignore[attr-defined]
-        uploads.push(Source(data, digest_of(data), len(data)), "", None)
+        uploads.push(BlobSource(data, digest_of(data), len(data)), "", None)
     assert len(origin.asked("/uploads/", "PUT")) == 1
 
 

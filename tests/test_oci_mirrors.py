@@ -24,8 +24,8 @@ from bootseer.errors import (
 from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.manifest import OCI_INDEX, Descriptor, digest_of, index_bytes
 from bootseer.storage.oci.reference import parse_reference
-from bootseer.storage.oci.registry.mirrors import Endpoint, Files, plan_endpoints
-from bootseer.storage.oci.registry.upload import Source, Uploader
+from bootseer.storage.oci.registry.mirrors import Endpoint, MirrorFiles, plan_endpoints
+from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.request_control import Attempt
 
 DATA = random.Random(5).randbytes(1_000_000)
@@ -39,7 +39,7 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(folder: Path, image: str) -> list[Endpoint]:
-    files = Files((str(folder / "certs.d"),), (str(folder / "registries.conf"),))
+    files = MirrorFiles((str(folder / "certs.d"),), (str(folder / "registries.conf"),))
     return plan_endpoints(
         parse_reference(image), plain_http=("plain:80",), forced=None, files=files
     )
@@ -140,7 +140,7 @@ insecure = true
 location = "lab.io"
 insecure = true
 """)
-    files = Files((), (str(tmp_path / "registries.conf"),))
+    files = MirrorFiles((), (str(tmp_path / "registries.conf"),))
 
     def asked(forced: bool | None) -> list[tuple[str, bool]]:
         reference = parse_reference("reg.io:5000/team/app")
@@ -294,7 +294,7 @@ def test_a_further_try_asks_another_than_the_first(pair: tuple[Any, Any, str]) -
     mirror, origin, place = pair
     view = memoryview(bytearray(100))
     with opened(place) as repository:
-        names = repository.store.places(DIGEST)[0].replicas
+        names = repository.store.locations(DIGEST)[0].replicas
         assert names == (mirror.authority, origin.authority)
         asked = []
         for attempt in (
@@ -331,7 +331,7 @@ def upload(gate: Any, rules: list[Any]) -> None:
     told: list[int] = []
     with opened(gate.place, push=True) as repository:
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
-        uploads.push(Source(DATA, DIGEST, len(DATA)), "", told.append)
+        uploads.push(BlobSource(DATA, DIGEST, len(DATA)), "", told.append)
         gate.rules = []
         assert repository.store.read(DIGEST, limit_bytes=len(DATA)) == DATA
         assert sum(told) == len(DATA)

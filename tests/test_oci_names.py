@@ -28,7 +28,8 @@ from bootseer.storage.oci.manifest import (
 )
 from bootseer.storage.oci.platforms import choose_platform, parse_platform, this_platform
 from bootseer.storage.oci.reference import Reference, parse_reference
-from bootseer.storage.oci.referrers import fallback_tag, wanted, with_referrer
+from bootseer.storage.oci.referrers import filter_referrers, referrers_tag
+from bootseer.storage.oci.referrers_index import with_referrer
 from bootseer.storage.oci.registry.challenge import (
     Challenge,
     merge_scopes,
@@ -296,10 +297,10 @@ def test_a_token_lives_as_long_as_it_says_and_is_renewed_before() -> None:
 
 def test_referrers_are_kept_once_and_under_a_tag() -> None:
     one, other = Descriptor(OCI_MANIFEST, D, 1, {}, "t1"), Descriptor(OCI_MANIFEST, D, 1, {}, "t1")
-    assert fallback_tag(D) == "sha256-" + "a" * 64
-    assert len(fallback_tag("sha512:" + "b" * 128)) == 128
-    assert wanted([one, other], "t1") == [one]
-    assert wanted([one], "t2") == []
+    assert referrers_tag(D) == "sha256-" + "a" * 64
+    assert len(referrers_tag("sha512:" + "b" * 128)) == 128
+    assert filter_referrers([one, other], "t1") == [one]
+    assert filter_referrers([one], "t2") == []
     raw = with_referrer([], one)
     assert raw is not None
     parsed = parse_manifest(raw)

@@ -33,11 +33,11 @@ from bootseer.storage.oci.manifest import (
     index_bytes,
     manifest_bytes,
 )
-from bootseer.storage.oci.registry.upload import Source, Uploader
+from bootseer.storage.oci.registry.upload import BlobSource, Uploader
 from bootseer.storage.oci.registry_repository import RegistryRepository
 from bootseer.storage.oci.repository import Repository
+from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
@@ -257,7 +257,7 @@ class TestRegistry(RepositoryContract):
             assert isinstance(repository, RegistryRepository)
             before, told = len(registry.requests()), list[int]()
             uploads = Uploader(repository._client, chunk_bytes=1_000_000)
-            assert uploads.push(Source(str(path), DIGEST, len(DATA)), "", told.append)
+            assert uploads.push(BlobSource(str(path), DIGEST, len(DATA)), "", told.append)
             methods = [r.method for r in registry.requests()[before:]]
             assert methods.count("PATCH") == 3
             assert sum(told) == len(DATA)

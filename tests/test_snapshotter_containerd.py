@@ -16,7 +16,8 @@ from snapshot_client import RefusedError, remote_labels
 
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.snapshotter.types import Image as StockImage
-from bootseer.storage.oci.repository import Manifest, open_repository
+from bootseer.storage.oci.manifest import Manifest
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("containerd")]
 

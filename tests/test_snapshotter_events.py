@@ -55,7 +55,7 @@ def test_they_go_when_the_snapshotter_starts_if_it_is_told(tmp_path: Path, days:
 def test_while_a_pull_waits_a_registry_that_hangs_is_given_up_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bootseer.storage.oci import repository
+    from bootseer.storage.oci import open as repositories
 
     class AskedError(Exception):
         pass
@@ -66,7 +66,7 @@ def test_while_a_pull_waits_a_registry_that_hangs_is_given_up_sooner(
         asked.append(options)
         raise AskedError
 
-    monkeypatch.setattr(repository, "open_repository", ask)
+    monkeypatch.setattr(repositories, "open_repository", ask)
     mounter = BlockImageMounter(LazySettings(options=StoreOptions(plain_http=("a",))))
     monkeypatch.setattr(mounter._helper, "mount", lambda settings: asked.append(settings.options))
     image = Image("sha256:" + "0" * 64, "reg.example/a:1", ("layer",))

@@ -25,7 +25,7 @@ from images_lab import (
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.image_build.image_sources import diff_ids_of
 from bootseer.imageprefetch.snapshotter import layer_unpacker
-from bootseer.storage.oci.repository import open_repository
+from bootseer.storage.oci.open import open_repository
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("podman")]
 

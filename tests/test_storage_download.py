@@ -13,7 +13,7 @@ import pytest
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
 from bootseer.storage.download import Patience, download
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Preferred, Stat
+from bootseer.storage.store import PreferredReads, Stat
 
 CONTENT = os.urandom(1 << 20)
 
@@ -21,7 +21,7 @@ CONTENT = os.urandom(1 << 20)
 class Store:
     """Fault injection: an object of which everything from `good_bytes` on is `hung` or `slow`."""
 
-    preferred = Preferred(range_bytes=64 << 10, streams=4)
+    preferred = PreferredReads(range_bytes=64 << 10, streams=4)
 
     def __init__(self, good_bytes: int, *, slow_s: float = 0.0) -> None:
         self.good_bytes, self.slow_s = good_bytes, slow_s

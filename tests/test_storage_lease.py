@@ -16,7 +16,8 @@ import pytest
 from bootseer.errors import StoreUnavailableError
 from bootseer.storage import lease as lease_module
 from bootseer.storage.lease import Watch, surely_dead, this_owner, try_acquire
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 
 HOLD = """
 import sys, time
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 from bootseer.storage.lease import try_acquire
 held = try_acquire(open_store(sys.argv[1]), "l", beat_s=0.05, ttl_s=0.5)
 print("held" if held else "busy", flush=True)

@@ -19,7 +19,8 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.local import LocalStore
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 
 
 class TestLocalStore(StoreContract):

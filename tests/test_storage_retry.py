@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage import retry, wait_reports
+from bootseer.storage import retry
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_it_is_told_again_after_a_while(
 
 def test_who_listens_hears_of_each_try_that_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, int, float]] = []
-    monkeypatch.setattr(wait_reports, "listener", lambda *told: heard.append(told))
+    monkeypatch.setattr(retry, "wait_listener", lambda *told: heard.append(told))
     assert retry.retrying(away(2), retry_s=20) == "found"
     assert [told[:2] for told in heard] == [("cannot list it: nobody answers", n) for n in (1, 2)]
     assert all(15 < left_s <= 20 for _, _, left_s in heard)

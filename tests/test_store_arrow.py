@@ -14,11 +14,19 @@ import pyarrow.fs
 import pytest
 from storage_contract import StoreContract
 
-from bootseer.errors import AccessDeniedError, NoSpaceError, NotSupportedError
-from bootseer.storage.hdfs.libhdfs_store import ArrowStore
-from bootseer.storage.hdfs.libhdfs_writer import mapped
-from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.errors import (
+    AccessDeniedError,
+    BusyError,
+    NoSpaceError,
+    NotSupportedError,
+    StoreUnavailableError,
+)
+from bootseer.storage.hdfs.libhdfs_errors import from_libhdfs_error
+from bootseer.storage.hdfs.libhdfs_store import LibhdfsStore
+from bootseer.storage.open import open_store
+from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.store import Store
+from bootseer.storage.urls import parse_url
 
 
 class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
@@ -88,10 +96,10 @@ class NoClobber(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
 
-def store_in(folder: Path) -> ArrowStore:
+def store_in(folder: Path) -> LibhdfsStore:
     folder.mkdir(exist_ok=True)
     files = pyarrow.fs.PyFileSystem(NoClobber(str(folder)))
-    return ArrowStore("hdfs://cluster/store", filesystem=files)
+    return LibhdfsStore(parse_url("hdfs://cluster/store"), DEFAULTS, files)
 
 
 class TestArrowStore(StoreContract):
@@ -113,7 +121,27 @@ def test_a_machine_without_libhdfs_is_told_what_is_missing(
 
 
 def test_messages_of_the_cluster_find_their_class() -> None:
-    denied = mapped(OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it")
+    denied = from_libhdfs_error(
+        OSError("… org.apache.hadoop.security.AccessControlException: no"), "do it"
+    )
     assert isinstance(denied, AccessDeniedError)
-    full = mapped(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
+    full = from_libhdfs_error(OSError("… DSQuotaExceededException: The DiskSpace quota …"), "do it")
     assert isinstance(full, NoSpaceError)
+
+
+def test_a_folder_is_not_reported_as_renamed_when_its_new_name_was_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path / "files")
+    store.create("f/x", b"1")
+    monkeypatch.setattr(store, "move", lambda *_, **__: False)
+    with pytest.raises(BusyError, match="taken"):
+        store.rename("f", "new")
+
+
+def test_a_source_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "files")
+    with pytest.raises(StoreUnavailableError, match="read /proc/self/mem"):
+        store.create_from_file("x", "/proc/self/mem")
+    assert not list(store.list(""))
+    assert not list(store.temporaries(""))

@@ -21,9 +21,10 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage.hdfs.native_errors import from_native_error
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,7 @@ def test_blocks_are_places_and_ranges_cross_them(store: Store) -> None:
     with store.writer("big", WriteHints(block_bytes=256 << 10, replication=2)) as out:
         for at in range(0, len(data), 100_000):
             out.write(memoryview(data)[at : at + 100_000])
-    assert [(p.offset, p.length) for p in store.places("big")] == [
+    assert [(p.offset, p.length) for p in store.locations("big")] == [
         (n * (256 << 10), 256 << 10) for n in range(4)
     ]
     buffers = [memoryview(bytearray(n)) for n in (0, 70_000, 1, 300_000, 0, 12_345, 0)]
@@ -93,7 +94,7 @@ def test_empty_object(store: Store) -> None:
     assert store.create("empty", b"")
     assert store.stat("empty").size_bytes == 0
     assert store.read("empty", limit_bytes=0) == b""
-    assert [(p.offset, p.length) for p in store.places("empty")] == [(0, 0)]
+    assert [(p.offset, p.length) for p in store.locations("empty")] == [(0, 0)]
 
 
 def test_version_changes_with_the_bytes(store: Store) -> None:
@@ -182,7 +183,7 @@ def test_refused_where_the_user_may_not_write(store: Store, hdfs: Any) -> None:
     store.mkdir("roots")
     code = (
         "import sys\n"
-        "from bootseer.storage.store import open_store\n"
+        "from bootseer.storage.open import open_store\n"
         "from bootseer.storage.options import StoreOptions\n"
         "from bootseer.errors import AccessDeniedError, UsageError\n"
         "store = open_store(sys.argv[1], StoreOptions(user='alice'))\n"
@@ -260,7 +261,7 @@ def test_a_process_may_end_while_it_reads(store: Store) -> None:
     code = (
         "import contextlib, sys, threading, time\n"
         "from bootseer.errors import StoreUnavailableError\n"
-        "from bootseer.storage.store import open_store\n"
+        "from bootseer.storage.open import open_store\n"
         "store = open_store(sys.argv[1])\n"
         "def read():\n"
         "    with contextlib.suppress(StoreUnavailableError):\n"

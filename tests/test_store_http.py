@@ -34,9 +34,10 @@ from bootseer.errors import (
     UsageError,
     UselessAnswerError,
 )
+from bootseer.storage.open import open_object, open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_object, open_store
+from bootseer.storage.store import Store
 
 DATA = os.urandom(3 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)
@@ -84,7 +85,7 @@ class TestOnNginx:
         assert abs(found.mtime_s - time.time()) < 600
         assert found.version == store.stat("x").version != store.stat("empty").version
         assert store.stat("empty").size_bytes == 0
-        assert [(p.offset, p.length) for p in store.places("x")] == [(0, len(DATA))]
+        assert [(p.offset, p.length) for p in store.locations("x")] == [(0, len(DATA))]
         with pytest.raises(NotFoundError):
             store.stat("no")
 
@@ -166,11 +167,11 @@ class TestOnNginx:
             lambda: store.delete_tree("x"),
             lambda: store.mkdir("n"),
             lambda: store.list(""),
-            lambda: store.temporary(""),
+            lambda: store.temporary_name(""),
         ):
             with pytest.raises(NotSupportedError):
                 action()
-        assert store.write_places() == []
+        assert store.write_nodes() == []
         assert store.local_path("x") is None
         for name in ("", "../x", "a//b"):
             with pytest.raises(UsageError):

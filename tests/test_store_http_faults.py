@@ -25,9 +25,10 @@ from bootseer.errors import (
     UselessAnswerError,
 )
 from bootseer.storage.http import responses
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 DATA = os.urandom(1 << 20)
 ONCE = StoreOptions(retry_s=0.0, stall_s=5.0)
@@ -191,12 +192,12 @@ def test_a_signed_address_that_was_refused_is_asked_for_again() -> None:
 def test_https_never_becomes_http() -> None:
     base = responses.Target(responses.Origin(True, "h", 443), "/x")
     with pytest.raises(AccessDeniedError, match="https to http"):
-        responses.resolve(base, "http://h/x", "read x")
-    assert responses.resolve(base, "../y?a=b", "read x").request == "/y?a=b"
-    assert responses.resolve(base, "https://k:1/z", "read x").origin.authority == "k:1"
+        responses.resolve_location(base, "http://h/x", "read x")
+    assert responses.resolve_location(base, "../y?a=b", "read x").request == "/y?a=b"
+    assert responses.resolve_location(base, "https://k:1/z", "read x").origin.authority == "k:1"
     for bad in (None, "", "https://h:x/", "file:///etc/passwd", "https://h/a b", "https://a b/"):
         with pytest.raises(UselessAnswerError):
-            responses.resolve(base, bad, "read x")
+            responses.resolve_location(base, bad, "read x")
 
 
 @pytest.mark.parametrize("scheme", ["http", "webhdfs"])
@@ -341,13 +342,13 @@ def test_the_wait_that_the_server_asks_for_is_told_and_kept() -> None:
     ],
 )
 def test_retry_after(text: str, low: float, high: float) -> None:
-    assert low <= responses.retry_after({"Retry-After": text}) <= high
+    assert low <= responses.parse_retry_after({"Retry-After": text}) <= high
 
 
 @pytest.mark.parametrize(("ahead_s", "low", "high"), [(200, 100, 200), (-100, 0, 0)])
 def test_retry_after_a_date(ahead_s: float, low: float, high: float) -> None:
     text = email.utils.formatdate(time.time() + ahead_s, usegmt=True)
-    assert low <= responses.retry_after({"Retry-After": text}) <= high
+    assert low <= responses.parse_retry_after({"Retry-After": text}) <= high
 
 
 def test_ranges_and_whole_objects_are_tried_again() -> None:
@@ -454,15 +455,15 @@ def test_no_redirect_leads_to_a_machines_own_services(host: str) -> None:
     location = f"http://{host}/latest/meta-data"
     base = responses.Target(responses.origin_of(False, "store.example:80"), "/a")
     with pytest.raises(AccessDeniedError, match="for themselves alone"):
-        responses.resolve(base, location, "read a")
+        responses.resolve_location(base, location, "read a")
     near = responses.Target(responses.origin_of(False, "169.254.1.1:80"), "/a")
-    assert responses.resolve(near, location, "read a").request == "/latest/meta-data"
+    assert responses.resolve_location(near, location, "read a").request == "/latest/meta-data"
 
 
 def test_other_redirects_are_followed() -> None:
     base = responses.Target(responses.origin_of(False, "store.example:80"), "/a")
     for host in ("10.0.0.1", "127.0.0.1", "node-7", "[fd00::7]", "169.253.1.1"):
-        assert responses.resolve(base, f"http://{host}/b", "read a").request == "/b"
+        assert responses.resolve_location(base, f"http://{host}/b", "read a").request == "/b"
 
 
 @pytest.mark.parametrize("digits", [19, 23, 400, 5000])

@@ -18,9 +18,9 @@ from web_fakes import Answer, FakeServer, Request, head, serve_range
 
 from bootseer.errors import AccessDeniedError, UsageError
 from bootseer.storage.http.redirects import Reach, reach_of
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import open_store
 from tools.netlab import enter_own_network
 
 if TYPE_CHECKING:

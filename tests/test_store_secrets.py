@@ -14,9 +14,10 @@ import pytest
 from web_fakes import Answer, FakeServer, Request, head, reset
 
 from bootseer.errors import BootseerError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 from bootseer.storage.token_files import HadoopToken, parse_tokens, read_token
 from bootseer.storage.webhdfs import writer
 
@@ -115,12 +116,12 @@ def exercise(store: Store, shown: list[str]) -> int:
         lambda: store.read_scatter("x", 0, [buffer], Attempt(stall_s=0.1)),
         lambda: store.read_scatter("x", 5, [buffer], Attempt(stall_s=0.1, prefer="127.0.0.1:1")),
         lambda: store.read_scatter("x", 5, [buffer], Attempt(stall_s=0.1, avoid=frozenset("a"))),
-        lambda: store.places("x"),
-        lambda: store.write_places(),
+        lambda: store.locations("x"),
+        lambda: store.write_nodes(),
         lambda: list(store.list("d")),
         lambda: store.create("y", b"data"),
         lambda: store.replace("y", b"data"),
-        lambda: store.writer("y", WriteHints(place="127.0.0.1:1")).close(),
+        lambda: store.writer("y", WriteHints(node="127.0.0.1:1")).close(),
         lambda: store.rename("x", "z"),
         lambda: store.delete("x"),
         lambda: store.mkdir("d"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bootseer.errors import UsageError
 from bootseer.storage import urls
+from bootseer.storage.open import open_object, open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import open_object, open_store
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from storage_contract import StoreContract
 
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 
 pytestmark = pytest.mark.slow
 

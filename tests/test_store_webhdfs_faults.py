@@ -26,9 +26,10 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.imageprefetch.filemode.inotify import Opens
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, WriteHints, open_store
+from bootseer.storage.store import Store, WriteHints
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +105,7 @@ def test_a_hung_datanode_costs_the_stall_time_and_can_be_avoided(
     cluster: Any, store: Store
 ) -> None:
     put(store, "x", DATA)
-    replicas = store.places("x")[0].replicas
+    replicas = store.locations("x")[0].replicas
     assert len(replicas) == 2
     hung = cluster.datanode_http_addresses[0]
     assert read(store, 5, 100, prefer=hung) == DATA[5:105]
@@ -154,7 +155,7 @@ def test_a_datanode_killed_in_the_middle_of_a_read(cluster: Any, store: Store) -
 
 def test_a_datanode_killed_in_the_middle_of_a_write(cluster: Any, store: Store) -> None:
     put(store, "x", b"old")
-    writer = store.writer("x", WriteHints(place=cluster.datanode_http_addresses[1], replication=1))
+    writer = store.writer("x", WriteHints(node=cluster.datanode_http_addresses[1], replication=1))
     writer.write(DATA)
     cluster.kill_datanode(1)
     try:
@@ -172,7 +173,7 @@ def test_a_killed_writer_leaves_a_hidden_temporary_and_the_old_object(
     put(store, "x", b"old")
     program = f"""
 import sys
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 writer = open_store({store.url!r}).writer("x")
 writer.write(bytes(2 << 20))
 print("half", flush=True)

@@ -13,9 +13,10 @@ from store_faults import note_store_faults, wait_for_fault
 from web_fakes import certificates
 
 from bootseer.errors import AccessDeniedError, StoreUnavailableError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +48,9 @@ def read(store: Store, offset: int, size: int, **wishes: Any) -> bytes:
 
 def test_all_bytes_go_over_tls(store: Store, cluster: Any) -> None:
     assert store.url.startswith("webhdfss://")
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     assert web not in cluster.datanode_http_addresses
-    assert store.write_places() == [web]
+    assert store.write_nodes() == [web]
     attempt = Attempt()
     whole = bytearray(len(DATA))
     store.read_scatter("x", 0, [memoryview(whole)], attempt)
@@ -89,7 +90,7 @@ def test_fail_over_in_the_middle_of_reading_and_writing(
 ) -> None:
     """A read goes on without a NameNode; all else meets its absence, and waits for the other."""
     assert read(store, 0, 5) == DATA[:5]
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     buffers = [memoryview(bytearray(1 << 20)) for _ in range(8)]
     filled: list[int] = []
     writer = store.writer("y")

@@ -14,9 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from bootseer.errors import AccessDeniedError, BootseerError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.debian("krb5-kdc")]
 
@@ -59,17 +60,19 @@ def read(store: Store, offset: int, size: int, **wishes: Any) -> bytes:
 
 def token_of(store: Any) -> str:
     """A delegation token, as `hdfs fetchdt` gets one."""
-    found = store._folder.names.call("GET", "/", "GETDELEGATIONTOKEN", [("renewer", "alice")], "x")
+    found = store._client.namenodes.call(
+        "GET", "/", "GETDELEGATIONTOKEN", [("renewer", "alice")], "x"
+    )
     return str(found["Token"]["urlString"])
 
 
 def test_everything_with_a_ticket(store: Store) -> None:
     with store.writer("x") as writer:
         writer.write(DATA)
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     assert read(store, 0, len(DATA)) == DATA
     assert read(store, 5, 500, prefer=web) == DATA[5:505]
-    assert store.write_places() == [web]
+    assert store.write_nodes() == [web]
     assert store.create("d/y", b"1")
     assert not store.create("d/y", b"2")
     assert [s.name for s in store.list("d")] == ["d/y"]
@@ -96,7 +99,7 @@ def test_everything_with_a_token_and_none_of_it_is_shown(
     ):
         opened = open_store(where, options)
         assert opened.stat("x").size_bytes == len(DATA)
-        [web] = opened.places("x")[0].replicas
+        [web] = opened.locations("x")[0].replicas
         assert read(opened, 1, 100) == DATA[1:101]
         assert read(opened, 7, 100, prefer=web) == DATA[7:107]
         opened.replace("y", b"new")
@@ -118,13 +121,13 @@ def test_everything_with_a_token_and_none_of_it_is_shown(
 def test_a_direct_request_whose_token_died_is_asked_for_again(store: Any) -> None:
     """What a redirect taught is forgotten when a DataNode refuses it."""
     store.replace("x", DATA)
-    [web] = store.places("x")[0].replicas
+    [web] = store.locations("x")[0].replicas
     read(store, 0, 5)
     reader = store._reader
-    [(_, token)] = [p for p in reader._way.parameters if p[0] == "delegation"]
-    store._folder.names.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", token)], "x")
+    [(_, token)] = [p for p in reader._reusable.parameters if p[0] == "delegation"]
+    store._client.namenodes.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", token)], "x")
     assert read(store, 3, 50, prefer=web) == DATA[3:53]
-    assert dict(reader._way.parameters)["delegation"] != token
+    assert dict(reader._reusable.parameters)["delegation"] != token
 
 
 def test_a_cancelled_token(store: Store, url: str, tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_a_cancelled_token(store: Store, url: str, tmp_path: Path) -> None:
     opened = open_store(url, StoreOptions(token_file=str(tmp_path / "token"), retry_s=0))
     opened.mkdir("d")
     again: Any = store
-    again._folder.names.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", text)], "x")
+    again._client.namenodes.call("PUT", "/", "CANCELDELEGATIONTOKEN", [("token", text)], "x")
     with pytest.raises(AccessDeniedError, match="token"):
         opened.stat("d")
     opened.close()
@@ -154,6 +157,6 @@ def test_without_ticket_or_token(url: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_redirects_carry_what_must_not_be_shown(store: Any) -> None:
-    target = store._folder.names.redirect("GET", "/alice/x", "OPEN", [], "read x")
+    target = store._client.namenodes.redirect("GET", "/alice/x", "OPEN", [], "read x")
     assert "delegation" in parse_qs(urlsplit(target.request).query)
     assert "delegation" not in repr(target)

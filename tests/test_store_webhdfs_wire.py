@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from web_fakes import FakeServer, Request, head
 
 from bootseer import errors
+from bootseer.storage.hdfs.remote_exceptions import from_remote_exception
 from bootseer.storage.http.responses import Origin, Target
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Placed, open_store
+from bootseer.storage.store import BlockLocation
 from bootseer.storage.webhdfs import protocol as wire
 
 DATA = bytes(range(256)) * 100
@@ -62,9 +64,9 @@ ONCE = StoreOptions(retry_s=0, user="me")
 )  # fmt: skip
 def test_remote_exceptions(kind: str, message: str, error: type) -> None:
     body = json.dumps({"RemoteException": {"exception": kind, "message": message + "\n\tat x"}})
-    remote = wire.remote_exception(body.encode())
+    remote = wire.parse_remote_exception(body.encode())
     assert remote is not None
-    mapped = wire.remote_error(remote, "read x in webhdfs://h/")
+    mapped = from_remote_exception(remote, "read x in webhdfs://h/")
     assert type(mapped) is error
     assert str(mapped).startswith(f"cannot read x in webhdfs://h/: HDFS says {kind}: ")
     assert "\n" not in str(mapped)
@@ -72,7 +74,7 @@ def test_remote_exceptions(kind: str, message: str, error: type) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"{}", b'{"RemoteException": 3}', b"\xff"])
 def test_what_is_no_remote_exception(raw: bytes) -> None:
-    assert wire.remote_exception(raw) is None
+    assert wire.parse_remote_exception(raw) is None
 
 
 @given(
@@ -84,7 +86,7 @@ def test_stretches_cover_without_gaps_or_overlaps(blocks: list[tuple[int, int]],
     for gap, length in blocks:
         found.append(wire.Block(end + gap, length, (wire.Datanode("d:1", "d:2"),), False))
         end += gap + length
-    places = wire.stretches(found, end + more)
+    places = wire.locations_of(found, end + more)
     assert [p.offset for p in places] == [
         sum(q.length for q in places[:n]) for n in range(len(places))
     ]
@@ -96,9 +98,9 @@ def test_a_redirect_keeps_our_spelling_of_the_path() -> None:
     origin, other = Origin(False, "n", 1), Origin(False, "d", 2)
     asked = Target(origin, "/webhdfs/v1/a%3Bb?op=OPEN")
     led = Target(other, "/webhdfs/v1/a;b?op=OPEN&user.name=x")
-    assert wire.same_path(asked, led) == Target(other, "/webhdfs/v1/a%3Bb?op=OPEN&user.name=x")
+    assert wire.keep_path(asked, led) == Target(other, "/webhdfs/v1/a%3Bb?op=OPEN&user.name=x")
     gateway = Target(other, "/gateway/webhdfs/v1/a?op=OPEN")
-    assert wire.same_path(asked, gateway) == gateway
+    assert wire.keep_path(asked, gateway) == gateway
 
 
 def test_live_datanodes_leave_out_those_that_go() -> None:
@@ -109,9 +111,10 @@ def test_live_datanodes_leave_out_those_that_go() -> None:
         "c:1": {"infoAddr": "10.0.0.3:80", "infoSecureAddr": "10.0.0.3:81", "xferaddr": "x:1"},
     }  # fmt: skip
     found = {"beans": [{"LiveNodes": json.dumps(nodes)}]}
-    assert wire.live_datanodes(found, tls=False) == [("a:80", "a:1"), ("c:80", "x:1")]
-    assert wire.live_datanodes(found, tls=True) == [("c:81", "x:1")]
-    assert wire.live_datanodes({"beans": []}, tls=False) == []
+    assert wire.parse_live_datanodes(found, tls=False) == [("a:80", "a:1"), ("c:80", "x:1")]
+    assert wire.parse_live_datanodes(found, tls=True) == [("c:81", "x:1")]
+    assert wire.parse_live_datanodes({"beans": []}, tls=False) == []
+    assert wire.parse_live_datanodes({"beans": [{"LiveNodes": "[]"}]}, tls=False) == []
 
 
 def ask(request: Request) -> dict[str, str]:
@@ -162,7 +165,10 @@ def test_newer_hadoop() -> None:
         store = open_store(f"webhdfs://{server.authority}/d", ONCE)
         assert [s.name for s in store.list("f")] == [f"f/n{n}" for n in range(5)]
         assert [ask(r).get("startAfter") for r in server.requests] == [None, "n1", "n3"]
-        assert store.places("x") == [Placed(0, 20_000), Placed(20_000, len(DATA) - 20_000)]
+        assert store.locations("x") == [
+            BlockLocation(0, 20_000),
+            BlockLocation(20_000, len(DATA) - 20_000),
+        ]
         buffer = bytearray(1000)
         store.read_scatter("x", 300, [memoryview(buffer)], Attempt())
         assert buffer == DATA[300:1300]

@@ -16,7 +16,8 @@ from stripe_faces import CHUNK, content, put_bytes, served, store_of, stripe
 
 from bootseer.errors import BusyError
 from bootseer.storage.local import LocalStore
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.read.open import open_source
@@ -34,7 +35,7 @@ import json, time
 from pathlib import Path
 from stripe_faces import SMALL, content
 from bootseer.errors import BusyError
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 from bootseer.stripedfs.write.put import put_into
 url, name, scratch, size, seeds, pause_s = sys.argv[1:]
 store = open_store(url)
@@ -76,7 +77,7 @@ print(reads, len(seen), refused, flush=True)
 """
 GC = """
 import time
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 from bootseer.stripedfs.write.gc import collect
 url, name, grace_s, over = sys.argv[1:]
 store = open_store(url)

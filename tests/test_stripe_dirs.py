@@ -158,7 +158,7 @@ def test_a_directory_that_changes_is_noticed(
 
 RANK = """
 import sys
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 from bootseer.stripedfs.write.write_settings import WriteSettings
 from bootseer.stripedfs.write.tree_writer import TreeWriter
 store, token, rank = sys.argv[1:]

@@ -30,8 +30,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import open_store
 from bootseer.stripedfs import file as file_module
 from bootseer.stripedfs.file import NewBytes, StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem

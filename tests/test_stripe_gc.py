@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_lab import CHUNK, leftovers, opened, sample, version_folder, whole
 
 from bootseer.errors import AccessDeniedError, NotFoundError
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside, remove, unreferenced
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
@@ -101,7 +101,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     class ReadOnly(WrappedStore):
         """A FAKE store, for fault injection: it refuses to be written to."""
 
-        def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
             raise AccessDeniedError("read-only")
 
     store = ReadOnly(opened(tmp_path))

@@ -15,7 +15,8 @@ from fuse_mounts import in_time, refusal
 from stripe_faces import CHUNK, SMALL, content, put_bytes, served, stripe
 
 from bootseer import stripedfs
-from bootseer.storage.store import WriteHints, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import WriteHints
 from bootseer.stripedfs.write.put import put_into
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

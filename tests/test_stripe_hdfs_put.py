@@ -22,8 +22,9 @@ from waiting import until
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, NoSpaceError, NotFoundError
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.read.get import get_found
 from bootseer.stripedfs.read.listing import count_versions
 from bootseer.stripedfs.read.namespace import look

@@ -102,7 +102,7 @@ def test_impossible_layouts(size: int, chunk: int, width: int) -> None:
 class _Placing(LocalStore):
     """A store that offers places, without the servers behind them."""
 
-    def write_places(self) -> list[str]:
+    def write_nodes(self) -> list[str]:
         return ["a:1", "b:1", "c:1"]
 
 
@@ -116,7 +116,7 @@ def test_stripes_walk_over_the_places_at_replication_1() -> None:
     width, places, hints = _plan(replication=1)
     assert width == 6
     assert places == ("a:1", "b:1", "c:1")
-    assert [h.place for h in hints] == ["a:1", "b:1", "c:1", "a:1"]
+    assert [h.node for h in hints] == ["a:1", "b:1", "c:1", "a:1"]
     assert {h.replication for h in hints} == {1}
 
 

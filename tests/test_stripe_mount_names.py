@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from fuse_mounts import in_time, mounted, python
 from stripe_faces import content, put_bytes, store_of
 from waiting import until
@@ -21,7 +22,6 @@ from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableEr
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.storage.retry import limited, retrying
 from bootseer.storage.store import Stat
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.mount import read_tree as trees
 from bootseer.stripedfs.read import namespace
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from faulty_store import WrappedStore
 from fuse_mounts import in_time, mounted, refusal
 from stripe_faces import CHUNK, SMALL, content, served, store_of
 from waiting import until
@@ -21,7 +22,6 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import DeadlineError, NotFoundError
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Stat
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.mount.open_files import Complaints, OpenFiles
 from bootseer.stripedfs.mount.write_tree import WritableTree
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from fuse_mounts import mounted
 from stripe_faces import content, put_bytes, store_of
 
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.fuse.operations import ROOT
-from bootseer.storage.store import Placed, Stat
-from bootseer.storage.wrap import WrappedStore
+from bootseer.storage.store import BlockLocation, Stat
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.mount import read_tree as trees
 
@@ -36,9 +36,9 @@ class Counted(WrappedStore):
         super().__init__(store_of(root))
         self.asked: Counter[str] = Counter()
 
-    def places(self, name: str) -> list[Placed]:
+    def locations(self, name: str) -> list[BlockLocation]:
         self.asked["places"] += 1
-        return self.inner.places(name)
+        return self.inner.locations(name)
 
     def list(self, folder: str) -> Iterator[Stat]:
         self.asked["list"] += 1

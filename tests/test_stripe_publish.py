@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_lab import CHUNK, leftovers, opened, sample, whole
 
 from bootseer.errors import BusyError, StoreUnavailableError
 from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, WriteHints
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.format.pointer import current
 from bootseer.stripedfs.write import stripe_pool
 from bootseer.stripedfs.write import stripe_stream as streams
@@ -37,9 +37,9 @@ class Hooked(WrappedStore):
         self.inner.rename(old, new)
         self.renamed()
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         if not name.endswith("/CURRENT"):
-            self.inner.replace(name, data, lasting=lasting)
+            self.inner.replace(name, data, durable=durable)
             return
         self.pointing()
         self.inner.replace(name, data)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_store import WrappedStore
 from stripe_faces import CHUNK, SMALL, WIDTH, content, put_bytes, store_of
 
 from bootseer import stripedfs
@@ -24,8 +25,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.storage.store import Placed, Stat, Store, open_store
-from bootseer.storage.wrap import WrappedStore
+from bootseer.storage.open import open_store
+from bootseer.storage.store import BlockLocation, Stat, Store
 from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.open import in_parallel
 from bootseer.stripedfs.read.sources import (
@@ -330,11 +331,11 @@ def test_blocks_of_a_plain_file_lie_within_stretches() -> None:
 def test_a_file_still_being_written_is_refused() -> None:
     store = open_store("/nowhere")
     with pytest.raises(CorruptDataError, match="being written"):
-        PlainSource(store, Stat("x", 10, 0.0, False, "v"), [Placed(0, 8)])
+        PlainSource(store, Stat("x", 10, 0.0, False, "v"), [BlockLocation(0, 8)])
 
 
 def test_stretches_are_found_by_offset() -> None:
-    stretches = Stretches([Placed(0, 10, ("a",)), Placed(10, 5, ("b",))])
+    stretches = Stretches([BlockLocation(0, 10, ("a",)), BlockLocation(10, 5, ("b",))])
     assert [stretches.end(o) for o in (0, 9, 10, 14)] == [10, 10, 15, 15]
     assert [stretches.at(o).replicas for o in (0, 9, 10, 14, 99)] == [
         ("a",),

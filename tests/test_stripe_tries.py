@@ -12,7 +12,7 @@ import pytest
 from stripe_lab import read_back
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage.store import open_store
+from bootseer.storage.open import open_store
 from bootseer.stripedfs.write import stripe_pool
 from bootseer.stripedfs.write.put import put_into
 from bootseer.stripedfs.write.write_settings import WriteSettings

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import WrappedStore
 from fuse_mounts import in_time, refusal
 from stripe_faces import content, put_bytes, served, store_of, stripe
 from web_fakes import FakeServer, Request, head, serve_range
@@ -17,7 +18,6 @@ from web_fakes import FakeServer, Request, head, serve_range
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError
-from bootseer.storage.wrap import WrappedStore
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.mount import read_tree as trees
 from bootseer.stripedfs.read import namespace

@@ -95,7 +95,7 @@ class _Discarding(LocalStore):
     """Writes zeros as holes, so that a test of 4 GiB costs little disk."""
 
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
-        return _SparseWriter(self, name, self._path(name))
+        return _SparseWriter(self, name, self._draft(name))
 
 
 ZEROS = bytes(1 << 20)
@@ -185,7 +185,7 @@ class _Failing(LocalStore):
 
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
         self.begun.append(name)
-        return _FailingWriter(self, name, self._path(name))
+        return _FailingWriter(self, name, self._draft(name))
 
 
 class _FailingWriter(LocalWriter):
@@ -384,7 +384,7 @@ def test_a_place_is_given_to_each_stripe(tmp_path: Path) -> None:
     given: dict[str, Any] = {}
 
     class Placing(LocalStore):
-        def write_places(self) -> list[str]:
+        def write_nodes(self) -> list[str]:
             return ["a", "b", "c"]
 
         def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
@@ -394,6 +394,6 @@ def test_a_place_is_given_to_each_stripe(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(sample(20 * CHUNK))
     wishes = WriteSettings(chunk_bytes=CHUNK, replication=1)
     put_into(Placing(str(tmp_path / "s")), "f", str(tmp_path / "f"), settings=wishes)
-    places = [given[f"stripe-{n:05d}"].place for n in range(6)]
+    places = [given[f"stripe-{n:05d}"].node for n in range(6)]
     assert sorted(places[:3]) == sorted(places[3:]) == ["a", "b", "c"]
     assert all(hints.replication == 1 for hints in given.values())

@@ -47,7 +47,7 @@ class BlockSource(Protocol):
         """The end of the stretch of `part` that holds `offset`: one request should not cross it."""
 
     def replicas(self, part: str, offset: int) -> tuple[str, ...]:
-        """Servers that hold this byte of `part` (see `storage.store.Placed`); often ()."""
+        """Servers that hold this byte of `part` (see `storage.store.BlockLocation`); often ()."""
 
     def open_block(self, index: int, stored: memoryview, raw: memoryview) -> None:
         """Verify a block's stored bytes and put its raw bytes into `raw`.

@@ -28,7 +28,7 @@ from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
-    from bootseer.storage.store import Placed, Store
+    from bootseer.storage.store import BlockLocation, Store
 
 MAGIC = b"BSTABLE\x01"
 _HEADER = struct.Struct("<8sBB2xIQQQ")
@@ -297,7 +297,7 @@ class TableSource:
         part: str,
         *,
         source_class: str = "plain",
-        stretches: Sequence[Placed] = (),
+        stretches: Sequence[BlockLocation] = (),
     ) -> None:
         self.table = table
         self.source_class = source_class
@@ -332,7 +332,7 @@ class TableSource:
         block = self.table[index]
         return Location(self._part, block.offset, block.length)
 
-    def _stretch(self, offset: int) -> Placed | None:
+    def _stretch(self, offset: int) -> BlockLocation | None:
         at = bisect.bisect_right(self._starts, offset) - 1
         return self._stretches[at] if at >= 0 else None
 

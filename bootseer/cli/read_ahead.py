@@ -27,9 +27,9 @@ _DEPS_RUN = """
     threading lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed
     bootseer/depsnap/types bootseer/storage/__init__ bootseer/storage/request_control
-    bootseer/storage/options bootseer/storage/store bootseer/depsnap/store/__init__
-    bootseer/depsnap/store/records bootseer/depsnap/key/pins lib-dynload/_sha256
-    bootseer/system/sha256 bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
+    bootseer/storage/store bootseer/depsnap/store/__init__ bootseer/depsnap/store/records
+    bootseer/depsnap/key/pins lib-dynload/_sha256 bootseer/system/sha256
+    bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
     bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
     bootseer/depsnap/lock_match bootseer/depsnap/install
     bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/atomic
@@ -39,12 +39,13 @@ _DEPS_RUN = """
     bootseer/system/processes bootseer/depsnap/shared_tree/placement_records
     bootseer/depsnap/shared_tree/packed bootseer/depsnap/shared_tree/cache
     bootseer/depsnap/shared_tree/place bootseer/depsnap/shared_tree/tree
-    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/events/__init__
-    bootseer/events/writer bootseer/depsnap/run bootseer/config/__init__
-    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
-    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
-    bootseer/storage/wait_reports bootseer/storage/retry bootseer/storage/download
-    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
+    bootseer/storage/options bootseer/storage/open bootseer/depsnap/plan_run
+    bootseer/depsnap/wait_policy bootseer/events/__init__ bootseer/events/writer
+    bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
+    bootseer/events/resource bootseer/depsnap/key/uv_run bootseer/context_managers
+    bootseer/storage/local lib-dynload/_contextvars contextvars bootseer/storage/retry
+    bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
+    ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -76,17 +77,17 @@ _IMAGE_MOUNT = """
     lib-dynload/_ssl ssl http/__init__ email/header email/_policybase email/feedparser
     email/parser email/_encoded_words email/iterators email/message http/client
     bootseer/storage/urls bootseer/storage/http/__init__ bootseer/storage/http/responses
-    bootseer/storage/http/errors bootseer/storage/http/pool bootseer/context_managers
-    bootseer/storage/store bootseer/system/__init__ bootseer/system/randomness
-    bootseer/config/__init__ bootseer/config/paths bootseer/storage/token_files
+    bootseer/storage/http/errors bootseer/storage/http/exchange bootseer/storage/http/pool
+    bootseer/context_managers bootseer/storage/store bootseer/system/__init__
+    bootseer/system/randomness bootseer/config/__init__ bootseer/config/paths
     bootseer/storage/oci/registry/__init__ bootseer/storage/oci/registry/challenge
     bootseer/storage/oci/registry/mirrors bootseer/storage/oci/registry/logins
     bootseer/storage/oci/registry/auth bootseer/storage/oci/registry/registry_client
-    lib-dynload/_contextvars contextvars bootseer/storage/wait_reports
-    bootseer/storage/retry bootseer/storage/oci/registry/blob_stream
-    bootseer/storage/read_only_store bootseer/storage/oci/registry/blobs
-    bootseer/storage/oci/platforms bootseer/storage/oci/referrers
-    bootseer/storage/oci/repository bootseer/storage/oci/registry_repository tomllib/_types
+    lib-dynload/_contextvars contextvars bootseer/storage/retry
+    bootseer/storage/oci/registry/blob_stream bootseer/storage/read_only_store
+    bootseer/storage/oci/registry/blobs bootseer/storage/oci/platforms
+    bootseer/storage/oci/referrers bootseer/storage/oci/registry/manifests
+    bootseer/storage/oci/open bootseer/storage/oci/registry_repository tomllib/_types
     tomllib/_re tomllib/_parser tomllib/__init__ lib-dynload/unicodedata stringprep
     encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
     bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text

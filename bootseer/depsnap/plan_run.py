@@ -25,7 +25,8 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False

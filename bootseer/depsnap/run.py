@@ -30,7 +30,8 @@ from bootseer.errors import (
     describe,
 )
 from bootseer.events.writer import NullWriter
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

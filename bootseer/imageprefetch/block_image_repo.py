@@ -22,7 +22,8 @@ from bootseer.imageprefetch.hotset.store import HotSets, ImageParts, Made
 from bootseer.imageprefetch.image_cache import LocalStore
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.storage.oci.manifest import Descriptor, Manifest
-from bootseer.storage.oci.repository import Progress, Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Progress, Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

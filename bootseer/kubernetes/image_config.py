@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 
 from bootseer.errors import BootseerError
-from bootseer.storage.oci.manifest import parse_object
-from bootseer.storage.oci.repository import Platform, open_repository
+from bootseer.storage.oci.manifest import Platform, parse_object
+from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import StoreOptions
 
 LIMIT_BYTES = 4 << 20

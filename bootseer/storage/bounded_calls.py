@@ -1,4 +1,4 @@
-"""Calls into libraries that can block for minutes, made so that the caller can walk away."""
+"""Calls into libraries that may block for minutes, bounded in time for their callers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bootseer.storage.request_control import Attempt
 T = TypeVar("T")
 
 EXIT_WAIT_S = 3.0
-MOVED_S = 0.25  # how soon it is seen that an end which may move has moved
+END_CHECK_S = 0.25  # how soon a caller notices that the end of its wait has moved
 
 
 class _Workers:
-    """The threads that may be inside a library, waited for before the interpreter goes.
+    """The threads that may be inside a library, waited for before the interpreter exits.
 
-    A thread that comes back from Rust to an interpreter that is being taken down is ended by
-    unwinding through frames that allow none, and takes the process with it (SIGABRT).
+    A thread that returns from Rust to an interpreter that is being finalized is ended by unwinding
+    through frames that do not allow it, which aborts the process (SIGABRT).
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _Workers:
                 self._registered = True
                 atexit.register(self._wait)
             self._live.add(thread)
-            thread.start()  # before anybody may join it
+            thread.start()  # before `_wait` may join it
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
@@ -60,33 +60,36 @@ class _Workers:
 _workers = _Workers()
 
 
-def within(call: Callable[[], T], timeout_s: float, what: str) -> T:
+def call_within(call: Callable[[], T], timeout_s: float, what: str) -> T:
     """Return what `call` returns; DeadlineError when it takes longer.
 
-    It then goes on in a thread of its own, and whatever comes of it is dropped: it must neither
-    use the caller's memory for writing nor leave anything that nobody would find.
+    It then goes on in a thread of its own, and its result is dropped: it must neither write to the
+    caller's memory nor leave behind what only its result would name.
     """
     end_s = time.monotonic() + timeout_s
-    return until(call, lambda: end_s, f"cannot {what}: no answer for {timeout_s:g} s")
+    return call_until(call, lambda: end_s, f"cannot {what}: no answer for {timeout_s:g} s")
 
 
-def until(call: Callable[[], T], end_s: Callable[[], float], message: str) -> T:
-    """As `within`, up to a moment of the monotonic clock that may move while `call` works.
+def call_until(call: Callable[[], T], end_s: Callable[[], float], message: str) -> T:
+    """As `call_within`, up to a moment of the monotonic clock that may move while `call` works.
 
-    Raises DeadlineError with `message` once the moment that `end_s` names has passed.
+    Raises DeadlineError with `message` once the moment that `end_s` returns has passed.
     """
-    return _Errand(call).wait(end_s, message)
+    thread_call = _ThreadCall(call)
+    _workers.start(thread_call.run, "store-call")
+    return thread_call.wait(end_s, message)
 
 
-class _Errand(Generic[T]):
+class _ThreadCall(Generic[T]):
+    """One call that a thread makes and another waits for."""
+
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._done = threading.Event()
         self._result: list[T] = []
         self._error: Exception | None = None
-        _workers.start(self._run, "store-call")
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._result.append(self._call())
         except BaseException as error:  # a thread's errors are its caller's
@@ -95,7 +98,7 @@ class _Errand(Generic[T]):
             self._done.set()
 
     def wait(self, end_s: Callable[[], float], message: str) -> T:
-        while not self._done.wait(min(MOVED_S, max(0.0, end_s() - time.monotonic()))):
+        while not self._done.wait(min(END_CHECK_S, max(0.0, end_s() - time.monotonic()))):
             if time.monotonic() >= end_s():
                 raise DeadlineError(message)
         if self._error is not None:
@@ -104,10 +107,10 @@ class _Errand(Generic[T]):
 
 
 class Transfer:
-    """Pieces of one range, as they come, into buffers that are never touched once it is over.
+    """One range, piece by piece, into buffers that are not written to once `run` has returned.
 
-    `pieces` makes the request when first asked and yields bytes; it runs in a thread of its own,
-    and may stay blocked there after the caller has gone.
+    `pieces` makes the request at its first step and yields bytes; it runs in a thread of its own,
+    and may stay blocked there after `run`.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class Transfer:
             self._watch(what)
         finally:
             self._attempt.on_cancel(None)
-            with self._lock:  # from here on the thread finds nothing to write to
+            with self._lock:  # from here on the thread has no buffer to write to
                 self._over = True
                 self._buffers = ()
         if self._error is not None:
@@ -191,7 +194,7 @@ class Transfer:
             self._skip_filled()
 
     def _skip_filled(self) -> None:
-        """Go on to the next buffer that has room, telling of each that is complete."""
+        """Go on to the next buffer that has room, reporting each that is complete."""
         while self._number < len(self._buffers) and self._at == len(self._buffers[self._number]):
             if self._filled is not None:
                 self._filled(self._number)
@@ -200,12 +203,12 @@ class Transfer:
 
     @property
     def complete(self) -> bool:
-        """Whether every buffer was filled; a false one after `run` means a short answer."""
+        """Whether every buffer was filled; false after `run` means a short response."""
         return self._number >= self._count
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """A library's panic is no Exception, though nothing but its own call has failed."""
+    """A library's panic as an Exception, since only the call into the library has failed."""
     if isinstance(error, Exception):
         return error
     return StoreUnavailableError(f"a library failed inside: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""A whole object into a local file, by parallel ranges of any store."""
+"""Downloading an object of any store into a local file, by parallel ranges."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from bootseer.storage.retry import retrying
 from bootseer.storage.store import Store
 
 RETRY_S = 30.0
-_LOOK_S = 0.1
-_LEAVE_S = 1.0
-"""How long threads that were called off are waited for."""
+_CHECK_S = 0.1
+_STOP_S = 1.0
+"""How long cancelled threads are waited for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patience:
-    """When to give up a download, for a caller with another way. All in seconds.
+    """When a caller that can do without a download gives it up.
 
-    It is given up once it has brought so little over the last `limit_s` that, going on like
-    that, it would take longer than `worth_s` in all.
+    It is given up once the rate over the last `limit_s` seconds is so low that the whole download
+    would take longer than `worth_s` seconds.
     """
 
     limit_s: float
     worth_s: float
 
     def judge(self, size_bytes: int, samples: collections.deque[tuple[float, int]]) -> str:
-        """Why to give up, or "". `samples` are (seconds since the start, bytes so far), the last
-        one now, the first of them `limit_s` ago where that was after the start."""
-        (before_s, before), (now_s, brought) = samples[0], samples[-1]
+        """Why to give up, or "".
+
+        `samples` are (seconds since the start, bytes so far), the last one from now and the first
+        one from `limit_s` ago, or from the start.
+        """
+        (before_s, before), (now_s, received) = samples[0], samples[-1]
         if now_s < self.limit_s:
             return ""
-        new = max(0, brought - before)  # a try that failed takes its bytes along
-        left_s = (size_bytes - brought) * (now_s - before_s) / new if new else float("inf")
+        new = max(0, received - before)  # less than before after an attempt that failed
+        left_s = (size_bytes - received) * (now_s - before_s) / new if new else float("inf")
         if now_s + left_s <= self.worth_s:
             return ""
         rate = (
@@ -47,25 +50,25 @@ class Patience:
             else (f"nothing for the last {now_s - before_s:.0f} s")
         )
         return (
-            f"the store gave {brought / 1e6:.0f} of {size_bytes / 1e6:.0f} MB, and {rate}; "
+            f"the store gave {received / 1e6:.0f} of {size_bytes / 1e6:.0f} MB, and {rate}; "
             f"waiting for it would take longer than the plain way ({self.worth_s:.0f} s)"
         )
 
 
 def download(store: Store, name: str, path: str, patience: Patience | None = None) -> None:
-    """Write the object to the new file `path`. What arrived is not verified here.
+    """Write an object to the new file `path`; its bytes are not verified here.
 
-    Raises the store's errors, DeadlineError where `patience` ends, NoSpaceError when the file
-    system cannot hold it; the file is then removed.
+    Raises the store's errors, DeadlineError by `patience`, NoSpaceError when the file system
+    cannot hold it; the file is then removed.
     """
     size = store.stat(name).size_bytes
     try:
         _fetch(store, name, path, size, patience)
-    except BaseException as error:  # part of an object must not look like one
+    except BaseException as error:  # no partial object is left
         try:
             os.unlink(path)
         except OSError:
-            pass  # never made, or already gone
+            pass  # it was never made
         if isinstance(error, OSError):
             raise from_os_error(error, f"write {path}") from error
         raise
@@ -87,23 +90,23 @@ def _fetch(store: Store, name: str, path: str, size: int, patience: Patience | N
     try:
         transfer.run(patience)
     finally:
-        if transfer.left:  # else a thread may still write there: it goes with the process
+        if transfer.ended:  # else a thread may still write there: the mapping stays
             transfer.memory.release()
             mapped.close()
 
 
 class _Transfer:
-    """Threads that fill `memory`, range by range, and what they have brought so far."""
+    """Threads that fill `memory`, range by range."""
 
     def __init__(self, store: Store, name: str, memory: memoryview) -> None:
         self.memory = memory
-        self.left = True
+        self.ended = True
         self._store = store
         self._name = name
         self._lock = threading.Lock()
         self._offsets: Iterator[int] = iter(range(0, len(memory), store.preferred.range_bytes))
         self._attempts: dict[int, Attempt] = {}
-        self._brought = 0
+        self._received = 0
         self._errors: list[BaseException] = []
         self._stopped = False
 
@@ -120,10 +123,10 @@ class _Transfer:
             self._watch(threads, patience)
         finally:
             self._stop()
-            end_s = time.monotonic() + (_LEAVE_S if patience else RETRY_S)
+            end_s = time.monotonic() + (_STOP_S if patience else RETRY_S)
             for thread in threads:
                 thread.join(max(0.0, end_s - time.monotonic()))
-            self.left = not any(thread.is_alive() for thread in threads)
+            self.ended = not any(thread.is_alive() for thread in threads)
         if self._errors:
             raise self._errors[0]
 
@@ -132,19 +135,19 @@ class _Transfer:
         samples = collections.deque([(0.0, 0)])
         for thread in threads:
             while thread.is_alive() and not self._errors:
-                thread.join(_LOOK_S)
+                thread.join(_CHECK_S)
                 if patience is None:
                     continue
-                samples.append((time.monotonic() - began_s, self._so_far()))
+                samples.append((time.monotonic() - began_s, self._received_bytes()))
                 while len(samples) > 2 and samples[1][0] <= samples[-1][0] - patience.limit_s:
                     samples.popleft()
                 why = patience.judge(len(self.memory), samples)
                 if why:
                     raise DeadlineError(why)
 
-    def _so_far(self) -> int:
+    def _received_bytes(self) -> int:
         with self._lock:
-            return self._brought + sum(a.received_bytes for a in self._attempts.values())
+            return self._received + sum(a.received_bytes for a in self._attempts.values())
 
     def _stop(self) -> None:
         with self._lock:
@@ -160,11 +163,11 @@ class _Transfer:
                     offset = None if self._stopped else next(self._offsets, None)
                 if offset is None:
                     return
-                retrying(lambda at=offset: self._range(at), retry_s=RETRY_S)  # type: ignore[misc]
+                retrying(lambda at=offset: self._fetch_range(at), retry_s=RETRY_S)  # type: ignore[misc]
         except BaseException as error:  # a thread's would be lost; `run` raises it
             self._errors.append(error)
 
-    def _range(self, offset: int) -> None:
+    def _fetch_range(self, offset: int) -> None:
         attempt = Attempt()
         with self._lock:
             if self._stopped:
@@ -178,10 +181,10 @@ class _Transfer:
         finally:
             with self._lock:
                 del self._attempts[offset]
-                self._brought += length
+                self._received += length
 
 
 class _StoppedError(DeadlineError):
-    """Nobody wants the range any more."""
+    """The download was given up before this range was requested."""
 
     retryable = False

@@ -1,20 +1,20 @@
 """A lease: of all hosts that share a store, one holder at a time.
 
-Terms. A lease is a folder; its *generations* are objects `00000001.json`, `00000002.json`, ….
-The highest generation is the lease. Its *state* is held or released. Whoever creates the next
-generation after a released or dead one is the holder; creation is exclusive, so of two breakers
-one wins. A generation with a higher one above it is nobody's, so that a slow breaker, even one that
-finds the name of a generation that is gone, cannot break a newer lease.
+A lease is a folder; its *generations* are objects `00000001.json`, `00000002.json`, …. The highest
+generation is the lease; it is held or released. A process takes the lease by creating the next
+generation after a released or expired one; creation is exclusive, so one of several processes
+wins. A generation below another one counts no more, so that a slow process, even one that finds
+the name of a deleted generation free, cannot take a newer lease.
 
-A holder raises its *beat* every few seconds. A watcher calls a generation dead when its beat has
-not changed for `ttl_s` of the watcher's own monotonic clock: no two clocks are ever compared. On
-the holder's own machine a vanished process is dead at once.
+A holder raises its *beat* every few seconds. A watcher regards a generation as expired when its
+beat has not changed for `ttl_s` of the watcher's own monotonic clock: no two clocks are compared.
+On the holder's own machine a lease expires as soon as its process has exited.
 
-A holder that was stopped and wakes up after its lease was broken finds the higher generation and
-learns that it is `lost`. What is done under a lease must therefore still be published exclusively.
+A holder that was stopped and resumes after its lease was taken finds the higher generation and sets
+`lost`. So the work that is done under a lease must still be published exclusively.
 
-Nothing of a lease waits for a disk: after a power cut its holder is gone as well, and a generation
-that is damaged by one is judged by the clock.
+Nothing of a lease is synced to disk: a power cut ends its holder as well, and a generation that it
+damaged expires by the clock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds, as far as a process of the same machine can check it."""
+    """The process that holds a lease, as far as another one on its machine can check it."""
 
     host: str
     boot_id: str
@@ -52,7 +52,7 @@ class Owner:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """What a watcher reads. `info` is the holder's own note, renewed with each beat."""
+    """One generation as it is stored. `info` is the holder's own note, renewed with each beat."""
 
     generation: int
     token: str
@@ -88,10 +88,10 @@ def surely_dead(owner: Owner) -> bool:
 
 
 class Lease(Closing):
-    """One acquired lease; as a context manager it releases at the end.
+    """An acquired lease, which a thread renews; a context manager that releases it.
 
-    A thread renews it. `lost` turns true when another broke it or when it could not be renewed
-    for as long as others need to call it dead.
+    `lost` turns true when another process took it, or when it could not be renewed for as long as
+    others wait before they regard it as expired.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Lease(Closing):
         return self._held.generation
 
     def start(self) -> None:
-        """Begin renewing in a daemon thread; after a fork the child calls it anew."""
+        """Begin renewing in a daemon thread; after a fork the child calls it again."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
         self._thread.start()
@@ -128,9 +128,9 @@ class Lease(Closing):
             self._thread = None
 
     def adopt(self, store: Store | None = None) -> None:
-        """Make this process the owner: to be called in a forked child before its parent ends.
+        """Make this process the owner; for a forked child, before its parent exits.
 
-        `store` is the child's own opening of the same store, where it needs one.
+        `store` is the same store as the child has opened it, where it needs its own.
         """
         self._store = store or self._store
         self._lock = threading.Lock()
@@ -139,17 +139,17 @@ class Lease(Closing):
         self.start()
 
     def forget(self) -> None:
-        """Leave the lease to the child that adopted it: `close` does nothing from now on."""
+        """Leave the lease to the child that adopted it: `close` then does nothing."""
         self.pause()
         self._closed = True
 
     def note(self, **info: object) -> None:
-        """Add to the note that watchers read; it travels with the next beat."""
+        """Add to the note that watchers read; it is stored with the next beat."""
         with self._lock:
             self._held = dataclasses.replace(self._held, info={**self._held.info, **info})
 
     def renew(self) -> None:
-        """Write one beat now; sets `lost`, raises nothing of the store's faults."""
+        """Store one beat now; sets `lost`, and raises none of the store's errors."""
         with self._lock:
             try:
                 if highest(self._store, self._folder) > self._held.generation:
@@ -160,7 +160,7 @@ class Lease(Closing):
                     self._held, beat=self._held.beat + 1, held_s=held_s
                 )
                 self._store.replace(
-                    _name(self._folder, self.generation), _encode(self._held), lasting=False
+                    _name(self._folder, self.generation), _encode(self._held), durable=False
                 )
                 self._renewed = time.monotonic()
             except BootseerError:
@@ -172,7 +172,7 @@ class Lease(Closing):
             self.renew()
 
     def close(self) -> None:
-        """Release; a store that is gone leaves the lease to expire."""
+        """Release; without its store the lease expires."""
         self.pause()
         if self._closed:
             return
@@ -184,13 +184,13 @@ class Lease(Closing):
             try:
                 if highest(self._store, self._folder) == self.generation:
                     name = _name(self._folder, self.generation)
-                    self._store.replace(name, _encode(released), lasting=False)
+                    self._store.replace(name, _encode(released), durable=False)
             except BootseerError:
                 return
 
 
 class Watch:
-    """Watches one lease of others and tells when it may be taken."""
+    """Watches another process's lease for the moment at which it may be taken."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Watch:
         self._changed = clock()
 
     def look(self) -> tuple[Held | None, bool]:
-        """The lease as it stands, None when nobody ever held it; and whether it may be taken."""
+        """The lease as it is stored, None when it never was held; and whether it may be taken."""
         generation = highest(self._store, self._folder)
         if generation == 0:
             return None, True
@@ -221,7 +221,7 @@ class Watch:
         except NotFoundError:
             held, seen = None, (generation, "", 0)
         except CorruptDataError:
-            # Damaged, or just being made where links are missing: judged by the clock alone.
+            # Damaged, or being created on a file system without links: judged by the clock alone.
             held, seen = None, (generation, "", 0)
         now = self._clock()
         if seen != self._last:
@@ -241,10 +241,10 @@ def try_acquire(
     beat_s: float = BEAT_S,
     ttl_s: float = TTL_S,
 ) -> Lease | None:
-    """Take the lease when it is free, released or seen dead by `watch`; None when it is held.
+    """Take the lease when it is free, released or, by `watch`, expired; None when it is held.
 
-    A dead holder is noticed only by a `watch` that has been asked again and again for `ttl_s`.
-    Raises the store's errors.
+    `watch` sees that a lease has expired when its `look` was called repeatedly for `ttl_s`. Raises
+    the store's errors.
     """
     watch = watch or Watch(store, folder, ttl_s=ttl_s)
     generation = highest(store, folder)
@@ -252,20 +252,20 @@ def try_acquire(
     if not free:
         return None
     held = Held(generation + 1, os.urandom(16).hex(), 1, False, 0.0, this_owner(), info or {})
-    if not store.create(_name(folder, held.generation), _encode(held), lasting=False):
+    if not store.create(_name(folder, held.generation), _encode(held), durable=False):
         return None
     try:
         if highest(store, folder) > held.generation:
-            # Ours came and went while we slept, and its name was free again.
+            # This process slept while ours was taken and deleted, and its name was free again.
             store.delete(_name(folder, held.generation))
             return None
         for old in range(max(1, generation - 8), held.generation - 1):
             store.delete(_name(folder, old))
     except BootseerError:
-        # Nobody will hold it. Deleted, its number could be taken by one that looked before.
+        # It will not be held. Were it deleted, a process that looked before could take its number.
         with contextlib.suppress(BootseerError):
             released = dataclasses.replace(held, released=True)
-            store.replace(_name(folder, held.generation), _encode(released), lasting=False)
+            store.replace(_name(folder, held.generation), _encode(released), durable=False)
         raise
     lease = Lease(store, folder, held, beat_s=beat_s, ttl_s=ttl_s)
     lease.start()
@@ -273,7 +273,7 @@ def try_acquire(
 
 
 def highest(store: Store, folder: str) -> int:
-    """The newest generation; 0 when nobody ever held this lease."""
+    """The highest generation; 0 when this lease never was held."""
     try:
         stems = [s.name.rpartition("/")[2].partition(".")[0] for s in store.list(folder)]
     except NotFoundError:

@@ -1,8 +1,7 @@
 """A store in a directory: local, NFS or any file system with atomic link and rename.
 
-Temporary names start with a dot; a killed writer leaves one behind and `list` hides it. Symbolic
-links are not followed, since they may lead out of the directory: `list` leaves them out, as it
-does FIFOs, sockets and devices, which are never opened either.
+Symbolic links are not followed, since they may lead out of the directory: `list` leaves them out,
+as it does FIFOs, sockets and devices, which are never opened either.
 """
 
 from __future__ import annotations
@@ -21,18 +20,27 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.store import (
+    HIDDEN,
+    NO_HINTS,
+    TEMPORARY,
+    PreferredReads,
+    Stat,
+    Store,
+    WriteHints,
+    check_limit,
+    check_name,
+    truncated_error,
+)
 from bootseer.system.atomic import Draft, sync_folder
 from bootseer.system.regular_files import irregularity, open_to_read
 
-HIDDEN = "."
-TEMPORARY = ".tmp-"
 MODE = 0o644  # of objects, less the process's umask
 COPY_BYTES = 8 << 20
-PREFERRED = Preferred(range_bytes=8 << 20, streams=4)
+PREFERRED = PreferredReads(range_bytes=8 << 20, streams=4)
 
 
-class LocalStore:
+class LocalStore(Store):
     """`Store` over a directory, which the first write makes."""
 
     def __init__(self, root: str) -> None:
@@ -46,20 +54,11 @@ class LocalStore:
         return f"{self.root}/{check_name(name)}"
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return PREFERRED
 
     def close(self) -> None:
         """Nothing is held between calls."""
-
-    def places(self, name: str) -> list[Placed]:
-        return [Placed(0, self.stat(name).size_bytes)]
-
-    def write_places(self) -> list[str]:
-        return []
-
-    def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{os.urandom(16).hex()}"
 
     def local_path(self, name: str) -> str | None:
         return self._path(name)
@@ -67,18 +66,18 @@ class LocalStore:
     def stat(self, name: str) -> Stat:
         path = self._path(name)
         try:
-            found = os.lstat(path)
-            if stat_module.S_ISLNK(found.st_mode):
+            status = os.lstat(path)
+            if stat_module.S_ISLNK(status.st_mode):
                 raise NotSupportedError(
                     f"{name} in {self.url} is a symbolic link to {os.readlink(path)}, and stores "
                     "follow none; name its target"
                 )
-            kind = irregularity(found.st_mode)
+            kind = irregularity(status.st_mode)
             if kind:
                 raise CorruptDataError(
                     f"{name} in {self.url} is {kind}, and stores hold files; remove it"
                 )
-            return _stat(name, found)
+            return _stat(name, status)
         except OSError as error:
             raise from_os_error(error, f"look at {name} in {self.url}") from error
 
@@ -118,28 +117,30 @@ class LocalStore:
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         size = self.stat(name).size_bytes
-        if size > limit_bytes:
-            raise CorruptDataError(
-                f"{name} in {self.url} has {size} bytes, more than the {limit_bytes} it may have"
-            )
+        check_limit(f"{name} in {self.url}", size, limit_bytes)
         buffer = bytearray(size)
         self.read_range(name, 0, buffer)
         return bytes(buffer)
 
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
-        return self._publish(name, data, keep_existing=True, sync=lasting)
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
+        return self._publish(name, data, keep_existing=True, sync=durable)
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
-        self._publish(name, data, keep_existing=False, sync=lasting)
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        self._publish(name, data, keep_existing=False, sync=durable)
 
     def create_from_file(self, name: str, path: str) -> bool:
         return self._publish(name, b"", keep_existing=True, source=path)
 
     def writer(self, name: str, hints: WriteHints = NO_HINTS) -> LocalWriter:
         try:
-            return LocalWriter(self, name, self._path(name))
+            return LocalWriter(self, name, self._draft(name))
         except OSError as error:
             raise from_os_error(error, f"write {name} in {self.url}") from error
+
+    def _draft(self, name: str) -> Draft:
+        path = self._path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return Draft(path, mode=MODE, prefix=TEMPORARY)
 
     def _publish(
         self,
@@ -150,12 +151,10 @@ class LocalStore:
         source: str | None = None,
         sync: bool = True,
     ) -> bool:
-        final = self._path(name)
         try:
-            if keep_existing and os.path.lexists(final):
+            if keep_existing and os.path.lexists(self._path(name)):
                 return False
-            os.makedirs(os.path.dirname(final), exist_ok=True)
-            with Draft(final, mode=MODE, prefix=TEMPORARY) as draft:
+            with self._draft(name) as draft:
                 draft.write(data)
                 if source is not None:
                     _copy(source, draft)
@@ -175,16 +174,15 @@ class LocalStore:
                     if entry.name.startswith(HIDDEN):
                         continue
                     try:
-                        found = entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
-                        continue  # deleted while we looked
-                    if not entry.is_symlink() and not irregularity(found.st_mode):
-                        yield _stat(prefix + entry.name, found)
+                        continue  # deleted meanwhile
+                    if not entry.is_symlink() and not irregularity(status.st_mode):
+                        yield _stat(prefix + entry.name, status)
         except OSError as error:
             raise from_os_error(error, f"list {folder or 'the root'} of {self.url}") from error
 
     def temporaries(self, folder: str) -> Iterator[Stat]:
-        """What unfinished writers hold or left in a folder."""
         path = self._path(folder) if folder else self.root
         prefix = f"{folder}/" if folder else ""
         try:
@@ -244,19 +242,17 @@ class LocalStore:
 
 
 class LocalWriter(Committing):
-    """`ObjectWriter` beside the final name; `close` syncs and renames."""
+    """`ObjectWriter` under a temporary name in the object's folder; `close` syncs and renames."""
 
-    def __init__(self, store: LocalStore, name: str, final: str) -> None:
-        self._store, self._name = store, name
-        os.makedirs(os.path.dirname(final), exist_ok=True)
-        self._draft = Draft(final, mode=MODE, prefix=TEMPORARY)
+    def __init__(self, store: LocalStore, name: str, draft: Draft) -> None:
+        self._store, self._name, self._draft = store, name, draft
         self._open = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
             self._draft.write(data)
         except OSError as error:
-            raise self._told(error) from error
+            raise self._mapped(error) from error
 
     def close(self) -> None:
         if not self._open:
@@ -265,20 +261,21 @@ class LocalWriter(Committing):
         try:
             self._draft.publish()
         except OSError as error:
-            raise self._told(error) from error
+            raise self._mapped(error) from error
 
     def abort(self) -> None:
         self._open = False
         self._draft.discard()
 
-    def _told(self, error: OSError) -> Exception:
+    def _mapped(self, error: OSError) -> Exception:
         return from_os_error(error, f"write {self._name} in {self._store.url}")
 
 
-def _stat(name: str, found: os.stat_result) -> Stat:
-    folder = stat_module.S_ISDIR(found.st_mode)
-    version = "" if folder else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{found.st_size}"
-    return Stat(name, 0 if folder else found.st_size, found.st_mtime, folder, version)
+def _stat(name: str, status: os.stat_result) -> Stat:
+    if stat_module.S_ISDIR(status.st_mode):
+        return Stat(name, 0, status.st_mtime, True)
+    version = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
+    return Stat(name, status.st_size, status.st_mtime, False, version)
 
 
 def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
@@ -286,9 +283,7 @@ def _fill(fd: int, name: str, offset: int, view: memoryview) -> None:
     while done < len(view):
         count = os.preadv(fd, [view[done:]], offset + done)
         if count == 0:
-            raise CorruptDataError(
-                f"{name} ends at byte {offset + done}, before {offset + len(view)}; it is truncated"
-            )
+            raise truncated_error(name, offset + done, offset + len(view))
         done += count
 
 

@@ -1,4 +1,4 @@
-"""How stores are opened: the one place of their defaults."""
+"""How stores are opened: all options and their defaults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ REDIRECTS: tuple[Redirects, ...] = ("same-host", "outward", "any")
 class StoreOptions:
     """What a URL does not say. 0 and "" mean the store's own default.
 
-    `auth` is "simple" (a user name that is believed), "token" (an HDFS delegation token, or a
-    bearer token for HTTP) or "kerberos"; "auto" takes a token where there is one, else simple.
-    `token_file` holds the token: its text, or Hadoop's own token file. `ca_file` is the only
-    authority believed by TLS when it is given. `hosts` are further NameNodes, each "host:port",
-    of the cluster that the URL names.
+    `auth` is "simple" (a user name that the server does not check), "token" (an HDFS delegation
+    token, or a bearer token for HTTP) or "kerberos"; "auto" takes a token where there is one, else
+    simple. `token_file` holds the token: its text, or Hadoop's own token file. `ca_file` is the
+    only authority trusted for TLS when it is given. `hosts` are further NameNodes, each
+    "host:port", of the cluster that the URL names.
     """
 
     user: str = ""
@@ -44,23 +44,24 @@ class StoreOptions:
     plain_http: tuple[str, ...] = ()
     """Registries, "host" or "host:port", that are asked by http; those on loopback always are."""
     streams: int = 0
-    """Requests at a time; see `Preferred`."""
+    """Requests at a time; see `PreferredReads`."""
     range_bytes: int = 0
-    """Bytes of one request at most; see `Preferred`."""
+    """The most bytes of one request; see `PreferredReads`."""
     connect_s: float = 5.0
     """The longest wait for a connection."""
     stall_s: float = STALL_S
-    """The longest wait for the next byte, where no `Attempt` says another."""
+    """The longest wait for the next byte, where no `Attempt` says otherwise."""
     retry_s: float = 30.0
-    """How long calls without data (stat, list, rename, …) are tried again for."""
+    """How long calls without data (stat, list, rename, …) are retried."""
 
 
 DEFAULTS = StoreOptions()
 
 
-def unnamed(environ: Mapping[str, str]) -> StoreOptions:
-    """The options of a program that names none, as `bootseer deps`: where redirects may lead can
-    still be said, by BOOTSEER_STORE_REDIRECTS. Raises UsageError for a value that it cannot have.
+def options_from_environment(environ: Mapping[str, str]) -> StoreOptions:
+    """The options of a program that passes none, such as `bootseer deps`.
+
+    BOOTSEER_STORE_REDIRECTS says where redirects may lead; UsageError for an unknown value.
     """
     given = environ.get("BOOTSEER_STORE_REDIRECTS") or DEFAULTS.redirects
     for redirects in REDIRECTS:

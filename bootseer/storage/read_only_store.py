@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
 from bootseer.errors import NotSupportedError
-from bootseer.storage.store import NO_HINTS, ObjectWriter, Placed, Stat, WriteHints
+from bootseer.storage.store import NO_HINTS, ObjectWriter, Stat, Store, WriteHints
 
 
-class ReadOnlyStore(ABC):
-    """The part of `Store` that needs writing, listing or places; subclasses read."""
+class ReadOnlyStore(Store):
+    """A `Store` that refuses to write and to list; subclasses read."""
 
     kind: ClassVar[str] = "these stores"
+    """How messages name stores of this kind, in the plural."""
     unlisted: ClassVar[str] = "it has no folders; name objects"
+    """Why such a store cannot be listed, and what to do instead."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """As `Store` says."""
+        """As `Store.url`."""
 
-    @abstractmethod
-    def stat(self, name: str) -> Stat:
-        """As `Store` says."""
-
-    def places(self, name: str) -> list[Placed]:
-        return [Placed(0, self.stat(name).size_bytes)]
-
-    def write_places(self) -> list[str]:
-        return []
-
-    def local_path(self, name: str) -> str | None:
-        return None
-
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
         raise self._read_only(f"write {name}")
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         raise self._read_only(f"write {name}")
 
     def create_from_file(self, name: str, path: str) -> bool:
@@ -58,7 +47,7 @@ class ReadOnlyStore(ABC):
     def mkdir(self, folder: str) -> None:
         raise self._read_only(f"make the folder {folder}")
 
-    def temporary(self, folder: str) -> str:
+    def temporary_name(self, folder: str) -> str:
         raise self._read_only(f"write in {folder}")
 
     def list(self, folder: str) -> Iterator[Stat]:

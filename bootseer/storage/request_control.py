@@ -1,4 +1,4 @@
-"""One try at one request, shared by the thread that makes it and by whoever may give up on it."""
+"""One attempt at one request, as its maker and a thread that may cancel it share it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ STALL_S = 20.0
 
 
 class Attempt:
-    """One try at one range of one object.
+    """One attempt at one range of one object.
 
-    The caller sets the wishes: `avoid` and `prefer` name replicas (see `Placed`), `stall_s` is
-    the longest time without a byte. The store keeps `replica` and `received_bytes` up to date,
+    The caller sets the wishes: `avoid` and `prefer` name replicas (see `BlockLocation`), `stall_s`
+    is the longest time without a byte. The store keeps `replica` and `received_bytes` up to date,
     registers with `on_cancel` what breaks its connection, and raises StoreUnavailableError when
-    it was cancelled. A store without replicas ignores the wishes.
+    the attempt was cancelled. A store without replicas ignores the wishes.
     """
 
     __slots__ = (
@@ -49,14 +49,14 @@ class Attempt:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody gave up on this try."""
+        """Whether this attempt was given up."""
         return self._cancelled
 
     def on_cancel(self, close: Callable[[], None] | None) -> None:
-        """Say what breaks the connection in use (None: nothing any more).
+        """Register what breaks the connection in use (None: there is none any more).
 
-        `close` is called at once when the try was cancelled before. It must be safe from another
-        thread: shut a socket down, never close its descriptor.
+        `close` is called at once when the attempt was cancelled before. It must be safe from
+        another thread: shut a socket down, never close its descriptor.
         """
         with self._lock:
             self._close = close

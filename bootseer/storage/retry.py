@@ -9,20 +9,25 @@ import time
 from collections.abc import Callable, Iterator
 
 from bootseer.errors import DeadlineError, StoreUnavailableError, describe
-from bootseer.storage import wait_reports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
+    from typing import TypeAlias, TypeVar
 
     T = TypeVar("T")
     E = TypeVar("E", bound=BaseException)
+
+Listener: TypeAlias = Callable[[str, int, float], None]
+"""Called with why a try failed, how many have failed, and for how many seconds more are made."""
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
 """When a wait for a store is told of, and how soon the next telling may come."""
 
+wait_listener: Listener | None = None
+"""Called for each try that failed and will be made again, from any thread: for a process whose log
+is not read."""
 _told_s = -math.inf
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 
@@ -55,7 +60,7 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
     Waits grow from a tenth of a second, with full jitter, and are never shorter than the server
     asked for. No try starts later than `retry_s` after the first one; then the last error rises.
     Within `limited`, no try starts after that limit either, and a first one gives DeadlineError.
-    A wait that a person would notice is logged as a warning; `wait_reports.listener` hears of all.
+    A wait that a person would notice is logged as a warning; `wait_listener` is called for all.
     """
     began_s = time.monotonic()
     if began_s > _end_s.get():
@@ -72,8 +77,8 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
             pause_s = max(CHANCE.uniform(0, wait_s), getattr(error, "retry_after_s", 0.0))
             if not error.retryable or time.monotonic() + pause_s > end_s:
                 raise
-            if wait_reports.listener is not None:
-                wait_reports.listener(describe(error), tries, end_s - time.monotonic())
+            if wait_listener is not None:
+                wait_listener(describe(error), tries, end_s - time.monotonic())
             if time.monotonic() - began_s >= TELL_AFTER_S:
                 _tell(error, tries, end_s)
         time.sleep(pause_s)

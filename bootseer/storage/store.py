@@ -1,4 +1,4 @@
-"""The contract every store keeps, and `open_store`.
+"""The contract that every store keeps.
 
 Names are relative, `/`-separated, without empty, `.` or `..` parts. Objects become visible whole
 or not at all. Every method maps the foreign errors of its medium to ours:
@@ -8,7 +8,7 @@ or not at all. Every method maps the foreign errors of its medium to ours:
 * `NoSpaceError`: the medium is full; nothing of the object became visible;
 * `StoreUnavailableError`: the medium failed; `retryable` is true;
 * `CorruptDataError`: an object is shorter than the range asked of it;
-* `UsageError`: a name that is none.
+* `UsageError`: a name that cannot be used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.errors import NotSupportedError, UsageError
-from bootseer.storage.options import DEFAULTS, StoreOptions, unnamed
+from bootseer.errors import CorruptDataError, UsageError
 from bootseer.storage.request_control import Attempt
 
 TYPE_CHECKING = False
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-SCHEMES_TODAY = (
-    "use a directory, file://, http(s)://, webhdfs(s)://, hdfs://, oci:// or oci-layout:"
-)
-_SCHEMES = {"file", "http", "https", "webhdfs", "webhdfss", "swebhdfs", "hdfs", "s3", "oci"}
+HIDDEN = "."
+"""What the names begin with that `Store.list` leaves out."""
+TEMPORARY = ".tmp-"
+"""What the names of unfinished objects begin with."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stat:
-    """One object or folder. `mtime_s` is the store's own clock: compare it with itself only.
+    """One object or folder. `mtime_s` is by the store's own clock: compare it with itself only.
 
     `version` is opaque and changes whenever the bytes may have changed (an ETag, a file id with
-    its time); it is empty where the store can tell nothing, and then nothing may be kept of the
-    object from one opening to the next.
+    its time); it is empty where the store cannot tell, and then no data of the object may be
+    reused from one opening to the next.
     """
 
     name: str
@@ -51,19 +50,19 @@ class Stat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Preferred:
-    """How a store is read fastest: bytes of one request at most, and requests at a time."""
+class PreferredReads:
+    """How a store is read fastest: the most bytes of one request, and requests at a time."""
 
     range_bytes: int
     streams: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
-    """A stretch `[offset, offset + length)` of an object that lies in one place.
+class BlockLocation:
+    """Where the bytes `[offset, offset + length)` of an object are: an HDFS block, for example.
 
-    `replicas` name the servers that hold it, in the spelling of `Attempt.prefer` and `avoid`;
-    empty where there is no choice. A request should not cross from one stretch into the next.
+    `replicas` name the servers that hold them, in the spelling of `Attempt.prefer` and `avoid`;
+    empty where there is no choice. A request should not cross from one location into the next.
     """
 
     offset: int
@@ -73,11 +72,12 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteHints:
-    """Wishes for a new object; a store ignores what it cannot grant. 0 and "" mean its default."""
+    """Wishes for a new object, which a store may ignore. 0 and "" mean the store's default."""
 
     replication: int = 0
     block_bytes: int = 0
-    place: str = ""
+    node: str = ""
+    """The server that should take the data; one of `Store.write_nodes`."""
 
 
 NO_HINTS = WriteHints()
@@ -86,15 +86,15 @@ NO_HINTS = WriteHints()
 class ObjectWriter(Protocol):
     """A new object being written from its start to its end; a context manager.
 
-    Leaving the block normally closes, leaving it by an exception aborts. Nothing may be believed
-    of the object before `close` has returned: it may be missing, empty or partly there.
+    Leaving the block normally closes, leaving it by an exception aborts. Until `close` has
+    returned, the object may be missing, empty or incomplete.
     """
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append all of `data`."""
 
     def close(self) -> None:
-        """End the object and check its length; twice is safe."""
+        """Finish the object and check its length; twice is safe."""
 
     def abort(self) -> None:
         """Give up and remove what was written, as far as the store can be reached."""
@@ -110,24 +110,29 @@ class ObjectWriter(Protocol):
 
 
 class Store(Protocol):
-    """A place of named objects. See the module text for names and errors."""
+    """A collection of named objects; see the module's text for names and errors.
+
+    Stores inherit from this class, for the answers of a store that has nothing special to say.
+    """
 
     @property
     def url(self) -> str:
         """What `open_store` was given, without credentials; safe to print."""
 
+    @property
+    def preferred(self) -> PreferredReads:
+        """Range size and number of streams by which this store is read fastest."""
+
     def stat(self, name: str) -> Stat:
         """Describe one object or folder."""
 
-    @property
-    def preferred(self) -> Preferred:
-        """Range size and stream count that this store is read fastest with."""
+    def locations(self, name: str) -> list[BlockLocation]:
+        """Where an object's bytes are: at least one location, in order and without gaps."""
+        return [BlockLocation(0, self.stat(name).size_bytes)]
 
-    def places(self, name: str) -> list[Placed]:
-        """Where an object's stretches lie, in order and without gaps; one stretch at least."""
-
-    def write_places(self) -> list[str]:
-        """Values for `WriteHints.place` among which writers can be spread; often none."""
+    def write_nodes(self) -> list[str]:
+        """Values of `WriteHints.node` among which writers can be spread; often none."""
+        return []
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         """Fill the whole `buffer` with the object's bytes from `offset` on, or raise."""
@@ -142,24 +147,24 @@ class Store(Protocol):
     ) -> None:
         """Fill all `buffers` (writable, flat) from one contiguous range, in one request.
 
-        `filled(i)` is called as soon as buffer i is complete, in order. One try: no retries
-        inside, none of its buffers is written to after it returned or raised.
+        `filled(i)` is called as soon as buffer i is complete, in order. This is one attempt: it is
+        not repeated inside, and no buffer is written to after it has returned or raised.
         """
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         """The whole of a small object; CorruptDataError when it is larger than the limit."""
 
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
         """Write a new object; False, and nothing changed, when the name is taken.
 
-        Of any number of racing callers on any number of hosts exactly one gets True. What is not
-        `lasting` need not outlive a power cut, and may be empty or gone after one.
+        Of any number of racing callers on any number of hosts exactly one gets True. An object
+        that is not `durable` may be empty or missing after a power cut.
         """
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write an object, whether or not the name is taken; readers see the old or the new.
 
-        `lasting`: as for `create`.
+        `durable` is as for `create`.
         """
 
     def create_from_file(self, name: str, path: str) -> bool:
@@ -169,13 +174,13 @@ class Store(Protocol):
         """Write a new object of any size piece by piece, replacing one of that name."""
 
     def list(self, folder: str) -> Iterator[Stat]:
-        """Direct children of a folder ("" is the root), in no order; half-written ones left out."""
+        """Direct children of a folder ("" is the root) in no order, without unfinished objects."""
 
     def temporaries(self, folder: str) -> Iterator[Stat]:
-        """What unfinished writers hold, or killed ones left, directly in a folder."""
+        """Unfinished objects directly in a folder, of writers at work and of killed ones."""
 
     def rename(self, old: str, new: str) -> None:
-        """Move an object atomically over whatever object the new name holds.
+        """Move an object atomically, replacing an object of the new name.
 
         A folder can be moved too, to a name that is not taken (BusyError when it is).
         """
@@ -189,11 +194,13 @@ class Store(Protocol):
     def mkdir(self, folder: str) -> None:
         """Make a folder and its parents; an existing one is no error."""
 
-    def temporary(self, folder: str) -> str:
-        """A fresh name in a folder that `list` hides; `rename` makes the object visible."""
+    def temporary_name(self, folder: str) -> str:
+        """A fresh name in a folder that `list` leaves out; `rename` makes the object visible."""
+        return f"{check_name(folder)}/{TEMPORARY}{os.urandom(16).hex()}"
 
     def local_path(self, name: str) -> str | None:
         """The object's path where it can be opened as a local file, else None."""
+        return None
 
     def close(self) -> None:
         """Close idle connections; twice is safe, and using the store again opens new ones."""
@@ -207,59 +214,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def open_store(url: str, options: StoreOptions | None = None) -> Store:
-    """Open the store rooted at a folder: a URL, or a plain directory path.
-
-    Nothing is created or contacted yet, and a scheme's libraries load with its first use. Raises
-    NotSupportedError for another scheme, or one whose library is not installed, and UsageError
-    for a URL that cannot be used.
-    """
-    if url and "://" not in url and not url.startswith("oci-layout:"):  # taken apart by nobody
-        if (scheme := url.partition(":")[0].lower()) != url.lower() and scheme in _SCHEMES:
-            raise UsageError(
-                f"the store begins with {scheme}: and not with {scheme}://; correct the URL, or"
-                " write ./ before a directory of that name"
-            )
-        from bootseer.storage.local import LocalStore
-
-        return LocalStore(url)
-    from bootseer.storage.urls import HTTP_SCHEMES, WEBHDFS_SCHEMES, parse_url
-
-    named, options = options, options or DEFAULTS
-    if url.startswith(("oci://", "oci-layout:")):
-        from bootseer.storage.oci.repository import open_repository
-
-        return open_repository(url, options)[0].store
-    parsed = parse_url(url)
-    if parsed.scheme == "file":
-        from bootseer.storage.local import LocalStore
-
-        return LocalStore(parsed.path)
-    if parsed.scheme in HTTP_SCHEMES:
-        from bootseer.storage.http.store import HttpStore
-
-        return HttpStore(url, named or unnamed(os.environ))
-    if parsed.scheme in WEBHDFS_SCHEMES:
-        from bootseer.storage.webhdfs.store import WebHdfsStore
-
-        return WebHdfsStore(url, options)
-    if parsed.scheme == "hdfs":
-        if options.hdfs_backend == "arrow":
-            from bootseer.storage.hdfs.libhdfs_store import ArrowStore
-
-            return ArrowStore(url, options)
-        from bootseer.storage.hdfs.native_store import HdfsStore
-
-        return HdfsStore(url, options)
-    raise NotSupportedError(f"store scheme {parsed.scheme}:// is not supported; {SCHEMES_TODAY}")
+def check_limit(shown: str, size_bytes: int, limit_bytes: int) -> None:
+    """Raise CorruptDataError for an object, named by `shown`, that is larger than a limit."""
+    if size_bytes > limit_bytes:
+        raise CorruptDataError(
+            f"{shown} has {size_bytes} bytes, more than the {limit_bytes} it may have"
+        )
 
 
-def open_object(url: str, options: StoreOptions | None = None) -> tuple[Store, str]:
-    """Open the store of an object's folder; returns it with the object's name, decoded.
-
-    Raises as `open_store`, and UsageError for a URL that names no object.
-    """
-    from bootseer.storage.urls import split_object
-
-    folder, name = split_object(url)
-    return open_store(folder, options), name
+def truncated_error(shown: str, size_bytes: int, end: int) -> CorruptDataError:
+    """The error for an object, named by `shown`, that ends before a range of it, at `end`."""
+    return CorruptDataError(f"{shown} ends at byte {size_bytes}, before {end}; it is truncated")

@@ -1,170 +1,124 @@
-"""What stores have in common that write under a temporary name and rename on a server."""
+"""What HDFS stores have in common: they write under a temporary name and rename on the server."""
 
 from __future__ import annotations
 
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from typing import TYPE_CHECKING
 
-from bootseer.context_managers import Committing
-from bootseer.errors import BootseerError, StoreUnavailableError, from_os_error
-from bootseer.storage.bounded_calls import within
-from bootseer.storage.local import HIDDEN, TEMPORARY
-from bootseer.storage.store import Stat, check_name
+from bootseer.errors import NotFoundError, from_os_error
+from bootseer.storage.options import StoreOptions
+from bootseer.storage.store import (
+    HIDDEN,
+    NO_HINTS,
+    BlockLocation,
+    ObjectWriter,
+    PreferredReads,
+    Stat,
+    Store,
+    WriteHints,
+    check_name,
+)
+from bootseer.storage.urls import StoreUrl
 
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object  # as in `store`, whose protocols are plain classes when they run
+
+RANGE_BYTES = 32 << 20
+STREAMS = 8
 COPY_BYTES = 8 << 20
-WRITE_DEADLINE_S = 300.0
-"""The longest wait for one piece: a pipeline of DataNodes may be rebuilt twice meanwhile."""
-
-T = TypeVar("T")
 
 
-class RenamingStore(ABC):
+class NewObjectWriter(ObjectWriter, Protocol):
+    """A writer that may be told to leave an existing object alone."""
+
+    created: bool
+    """Whether `close` gave the object its name; false when the name was taken."""
+
+
+class TemporaryNameStore(Store):
     """The part of `Store` that knows temporary names; subclasses do what the medium can."""
 
-    def write_places(self) -> list[str]:
-        return []
+    def __init__(self, at: StoreUrl, options: StoreOptions) -> None:
+        self._at, self._options = at, options
 
-    def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
+    @property
+    def url(self) -> str:
+        return self._at.shown
 
-    def local_path(self, name: str) -> str | None:
-        return None
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
-        return self._publish(name, [data], keep_existing=True)
+    @property
+    def preferred(self) -> PreferredReads:
+        options = self._options
+        return PreferredReads(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
-        self._publish(name, [data], keep_existing=False)
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
+        return self._create(name, [data])
 
     def create_from_file(self, name: str, path: str) -> bool:
         check_name(name)
         try:
-            source = open(path, "rb")  # noqa: SIM115 - closed below; only opening is mapped so
+            file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
             raise from_os_error(error, f"read {path}") from error
-        with source:
-            pieces = iter(lambda: source.read(COPY_BYTES), b"")
-            return self._publish(name, pieces, keep_existing=True)
+        with file:
+            return self._create(name, _pieces(file, path))
+
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        with self._new_writer(name, NO_HINTS, keep_existing=False) as writer:
+            writer.write(data)
+
+    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> ObjectWriter:
+        return self._new_writer(name, hints, keep_existing=False)
 
     def list(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._children(folder) if not _is_hidden(s))
+        return (child for child in self._children(folder) if not _is_hidden(child))
 
     def temporaries(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._children(folder) if _is_hidden(s))
+        return (child for child in self._children(folder) if _is_hidden(child))
 
     @abstractmethod
-    def _publish(self, name: str, pieces: Iterable[bytes], *, keep_existing: bool) -> bool:
-        """Write beside the final name, then rename: exclusively, or over what is there."""
+    def _new_writer(self, name: str, hints: WriteHints, *, keep_existing: bool) -> NewObjectWriter:
+        """A writer under a temporary name that `close` renames: exclusively, or replacing."""
 
     @abstractmethod
-    def _children(self, folder: str) -> Sequence[Stat]:
+    def _children(self, folder: str) -> Iterable[Stat]:
         """All that lies directly in a folder, temporaries too."""
 
-
-class Renames(Protocol):
-    """What a `RenamingWriter` needs of its store."""
-
-    def path(self, name: str) -> str:
-        """An object's path on the server."""
-
-    def told(self, name: str) -> str:
-        """An object's name for a message."""
-
-    def call(self, what: str, call: Callable[[], T]) -> T:
-        """One short call: bounded, mapped, tried again while the server is away."""
-
-    def move(self, source: str, target: str, what: str, *, overwrite: bool) -> bool:
-        """Rename; False when the target is there and may not be overwritten."""
-
-
-class ServerFile(Protocol):
-    """A library's own file that is being written."""
-
-    def write(self, data: memoryview, /) -> object:
-        """Append all of `data`."""
-
-    def close(self) -> object:
-        """End the file."""
-
-
-class RenamingWriter(Committing):
-    """`ObjectWriter` under a temporary name; `close` checks the length and renames.
-
-    `_begin` opens the file when this constructor calls it: what it uses must be there before.
-    """
-
-    def __init__(self, store: Renames, name: str, *, keep_existing: bool, stall_s: float) -> None:
-        self._moves, self._keep_existing, self._stall_s = store, keep_existing, stall_s
-        self._final = store.path(name)
-        self._folder = self._final.rpartition("/")[0]
-        self._temporary = f"{self._folder}/{TEMPORARY}{uuid.uuid4().hex}"
-        self._what = f"write {store.told(name)}"
-        self._size_bytes = 0
-        self._open = True
-        self.created = False
-        """Whether `close` gave the object its name; false when that was taken meanwhile."""
-        self._file = store.call(self._what, self._begin)
-
-    @abstractmethod
-    def _begin(self) -> ServerFile:
-        """Open the temporary file; may be called again after a failure."""
-
-    @abstractmethod
-    def _arrived_bytes(self) -> int:
-        """The temporary file's size, as the server has it."""
-
-    @abstractmethod
-    def _remove(self) -> None:
-        """Remove the temporary file."""
-
-    @abstractmethod
-    def _mapped(self, error: Exception) -> BootseerError:
-        """Our error for one of the library's."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        self._do(lambda: self._file.write(view))
-        self._size_bytes += len(view)
-
-    def close(self) -> None:
-        if not self._open:
-            return
+    def _exists(self, name: str) -> bool:
         try:
-            self._do(self._file.close)
-            found_bytes = self._moves.call(self._what, self._arrived_bytes)
-            if found_bytes != self._size_bytes:
-                raise StoreUnavailableError(
-                    f"cannot {self._what}: {found_bytes} of {self._size_bytes} bytes arrived"
-                )
-            self.created = self._moves.move(
-                self._temporary, self._final, self._what, overwrite=not self._keep_existing
-            )
-        except BaseException:  # an interrupt too: nothing unpublished stays
-            self.abort()
-            raise
-        if self.created:
-            self._open = False
-        else:
-            self.abort()
+            self.stat(name)
+        except NotFoundError:
+            return False
+        return True
 
-    def abort(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        try:
-            within(self._remove, self._stall_s, self._what)
-        except Exception:  # the cluster is away: the temporary stays for `gc`, hidden from readers
-            pass
-
-    def _do(self, call: Callable[[], object]) -> None:
-        """One step of the writing; never tried again, for its bytes may have been taken."""
-        try:
-            within(call, WRITE_DEADLINE_S, self._what)
-        except Exception as error:  # libraries raise kinds of their own
-            raise self._mapped(error) from error
+    def _create(self, name: str, pieces: Iterable[bytes]) -> bool:
+        if self._exists(name):
+            return False
+        with self._new_writer(name, NO_HINTS, keep_existing=True) as writer:
+            for piece in pieces:
+                writer.write(piece)
+        return writer.created
 
 
-def _is_hidden(found: Stat) -> bool:
-    return found.name.rpartition("/")[2].startswith(HIDDEN)
+def block_locations(size_bytes: int, block_bytes: int) -> list[BlockLocation]:
+    """The locations of a file in blocks of one size, whose servers are not known."""
+    starts = range(0, size_bytes, block_bytes) or range(1)
+    return [BlockLocation(start, min(block_bytes, size_bytes - start)) for start in starts]
+
+
+def _pieces(file: FileIO, path: str) -> Iterator[bytes]:
+    try:
+        while piece := file.read(COPY_BYTES):
+            yield piece
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from error
+
+
+def _is_hidden(stat: Stat) -> bool:
+    return stat.name.rpartition("/")[2].startswith(HIDDEN)

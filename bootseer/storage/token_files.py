@@ -1,14 +1,13 @@
 """Tokens in files: their own text, or Hadoop's token file (written by `hdfs fetchdt`).
 
 Hadoop's file, version 0: "HDTS", a byte 0, the count of tokens as a variable-length integer, and
-for each its alias and its four fields (identifier, password, kind, service), each with its length
-before it. In a URL the four fields stand in this form, in base64 without padding.
+for each its alias and its four fields (identifier, password, kind, service), each after its length.
+A URL has the four fields in this form, in base64 without padding.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 from typing import NamedTuple
 
 from bootseer.errors import AccessDeniedError, NotSupportedError, UsageError, from_os_error
@@ -19,7 +18,7 @@ HDFS_KINDS = (b"HDFS_DELEGATION_TOKEN", b"WEBHDFS delegation", b"SWEBHDFS delega
 
 
 class HadoopToken(NamedTuple):
-    """One token; `identifier` and `password` are the secret of it."""
+    """One token; `identifier` and `password` are secret."""
 
     alias: bytes
     identifier: bytes
@@ -33,12 +32,12 @@ class HadoopToken(NamedTuple):
     def url_text(self) -> str:
         """The spelling of a URL's `delegation` parameter."""
         fields = (self.identifier, self.password, self.kind, self.service)
-        raw = b"".join(_number(len(f)) + f for f in fields)
+        raw = b"".join(_encode_vint(len(f)) + f for f in fields)
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
 def read_token(path: str) -> str:
-    """The token in a file, in its URL spelling; it is read anew each time, as tokens are renewed.
+    """The token in a file, in its URL spelling; read each time, since tokens are renewed.
 
     Raises NotFoundError or AccessDeniedError for the file, UsageError when it holds no token.
     """
@@ -70,12 +69,12 @@ def parse_tokens(raw: bytes, path: str) -> list[HadoopToken]:
             " `hdfs dtutil … -format java`"
         )
     try:
-        count, at = _parse_number(raw, 5)
+        count, at = _parse_vint(raw, 5)
         tokens = []
         for _ in range(count):
             fields = []
             for _ in range(5):
-                length, at = _parse_number(raw, at)
+                length, at = _parse_vint(raw, at)
                 if length < 0 or at + length > len(raw):
                     raise IndexError
                 fields.append(raw[at : at + length])
@@ -86,8 +85,8 @@ def parse_tokens(raw: bytes, path: str) -> list[HadoopToken]:
     return tokens
 
 
-def _parse_number(raw: bytes, at: int) -> tuple[int, int]:
-    """Hadoop's variable-length integer; returns it with the place after it."""
+def _parse_vint(raw: bytes, at: int) -> tuple[int, int]:
+    """Hadoop's variable-length integer (VInt); returns it with the offset after it."""
     first = raw[at] - 256 if raw[at] > 127 else raw[at]
     if first >= -112:
         return first, at + 1
@@ -98,18 +97,8 @@ def _parse_number(raw: bytes, at: int) -> tuple[int, int]:
     return (value if first >= -120 else ~value), at + 1 + size
 
 
-def _number(value: int) -> bytes:
+def _encode_vint(value: int) -> bytes:
     if value <= 127:
         return bytes([value])
     body = value.to_bytes((value.bit_length() + 7) // 8, "big")
     return bytes([256 - 112 - len(body)]) + body
-
-
-def login_name() -> str:
-    """The process's user as HDFS would name it under simple authentication."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

@@ -1,4 +1,4 @@
-"""Store URLs: taken apart, and shown without what they must not show. Pure; no I/O.
+"""Store URLs: parsed, and spelt without the secrets that they may hold. Pure; no I/O.
 
 Terms: the *authority* is one "host:port"; *shown* is the spelling that may be printed. It has
 no user, no password and no query, since a query may carry a delegation token or a signature.
@@ -54,7 +54,7 @@ class StoreUrl:
         default = f":{DEFAULT_PORTS[self.scheme]}" if self.scheme in HTTP_SCHEMES else ""
         hosts = ",".join(h.removesuffix(default) if default else h for h in self.hosts)
         path = self.path.rstrip("/") or "/"
-        for mark in "%?#":  # these alone would be read otherwise when the text is opened again
+        for mark in "%?#":  # only these would change their meaning when the text is parsed again
             path = path.replace(mark, f"%{ord(mark):02X}")
         return f"{self.scheme}://{hosts}{path}"
 
@@ -67,7 +67,7 @@ class StoreUrl:
 
 
 def parse_url(url: str) -> StoreUrl:
-    """Take a store's URL apart; UsageError when it is none, its secrets unsaid.
+    """Parse a store's URL; UsageError, without its secrets, when it is none.
 
     A text without "://" is a plain path. Several hosts may be given, separated by commas, where
     one cluster has several NameNodes: `webhdfs://nn1:9870,nn2:9870/path`.
@@ -137,13 +137,13 @@ def quote_path(path: str) -> str:
 
 
 def split_authority(authority: str) -> tuple[str, int]:
-    """Split "host:port" ("[::1]:80" too); the brackets go."""
+    """Split "host:port", or "[::1]:80", whose brackets are removed."""
     host, _, port = authority.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _authority(scheme: str, name: str) -> str:
-    """Complete a host with its scheme's port; an HDFS name without one may be a nameservice."""
+    """Add its scheme's port to a host; an HDFS name without one may be a nameservice."""
     host, colon, port = name.rpartition(":")
     if not colon or name.endswith("]"):
         host, port = name, ""

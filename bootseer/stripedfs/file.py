@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bootseer.blocks.fetch.slabs import copy, writable
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
+from bootseer.storage.open import open_object
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.store import open_object
 from bootseer.stripedfs.file_errors import file_error
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.locate import locate

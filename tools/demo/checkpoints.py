@@ -77,7 +77,7 @@ class Hdfs:
         return f"{self._url}/checkpoints/striped/{NAME}"
 
     def keep(self, file: Path) -> None:
-        from bootseer.storage.store import open_object
+        from bootseer.storage.open import open_object
         from bootseer.stripedfs import put
 
         put(str(file), self.url)

@@ -28,7 +28,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def _open(store: str | None) -> Store:
     """The store; NotFoundError for a named directory that is not there, most often a slip."""
     from bootseer.config.loading import default_store
-    from bootseer.storage.store import open_store
+    from bootseer.storage.open import open_store
 
     opened = open_store(store or default_store())
     inside = opened.local_path("x")

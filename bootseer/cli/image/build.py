@@ -145,7 +145,7 @@ def _settings(
     from bootseer.config.loading import default_cache
     from bootseer.imageprefetch.image_build.builder import BuildSettings
     from bootseer.imageprefetch.image_build.flatten import Limits
-    from bootseer.storage.oci.repository import parse_platform
+    from bootseer.storage.oci.platforms import parse_platform
 
     return BuildSettings(
         ref=ref,

@@ -36,7 +36,7 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     URL is a checkpoint, or a folder of which every checkpoint is looked at. One that cannot be
     is told on standard error, and the exit code is then of that error.
     """
-    from bootseer.storage.store import open_object, open_store
+    from bootseer.storage.open import open_object, open_store
     from bootseer.stripedfs.format.pointer import folder_of
     from bootseer.stripedfs.write.gc import checkpoints, collect, collect_beside
 

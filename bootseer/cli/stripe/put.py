@@ -79,7 +79,7 @@ def command(
     The checkpoint appears, or replaces the one before, in one step when all of it is stored.
     What was before stays readable for who has it open, until `gc`.
     """
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
     from bootseer.stripedfs.write.put import put_into
 
     opened, name = open_object(url, options_of(given))

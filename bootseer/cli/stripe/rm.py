@@ -18,7 +18,7 @@ def command(url: str, force: bool, **store: Any) -> int:
 
     Readers that have it open lose it. A plain file is never removed.
     """
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
     from bootseer.stripedfs.write.gc import remove
 
     opened, name = open_object(url, options_of(store))

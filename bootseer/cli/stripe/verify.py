@@ -24,7 +24,7 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
     Names each damaged stripe and chunk; the exit code is 6 when there is any.
     """
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
     from bootseer.stripedfs.read.verify import sentence, verify_in
 
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()

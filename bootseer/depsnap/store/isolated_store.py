@@ -45,15 +45,15 @@ class StoreApart(LocalStore):
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         return self._ask(lambda: self._plain.read(name, limit_bytes=limit_bytes))
 
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
         # Leases begin with this, and then fork from a thread of theirs. What hooks into forks must
         # not be imported elsewhere meanwhile: its hook after a fork would miss the one before it.
         import concurrent.futures.thread  # noqa: F401 - and logging with it
 
-        return bool(self._ask(lambda: b"y" * self._plain.create(name, data, lasting=lasting)))
+        return bool(self._ask(lambda: b"y" * self._plain.create(name, data, durable=durable)))
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
-        self._do(lambda: self._plain.replace(name, data, lasting=lasting))
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        self._do(lambda: self._plain.replace(name, data, durable=durable))
 
     def rename(self, old: str, new: str) -> None:
         self._do(lambda: self._plain.rename(old, new))

@@ -62,7 +62,7 @@ def publish(
     folder = records.folder(job.key.digest)
     store.mkdir(folder)
     name = f"archive-{uuid.uuid4().hex}.tar.zst"
-    temporary = store.temporary(folder)
+    temporary = store.temporary_name(folder)
     placed = False
     try:
         with archive_access.draft_path(store, temporary, job.cache) as path:

@@ -135,7 +135,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     """Copy the checkpoint. Its store has `look_s` to say what there is."""
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.storage import retry
-    from bootseer.storage.bounded_calls import within
+    from bootseer.storage.bounded_calls import call_within
     from bootseer.storage.urls import redact
     from bootseer.stripedfs.read.get import get_found
     from bootseer.stripedfs.read.locate import locate
@@ -147,7 +147,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     if look_s == math.inf:
         store, found = look()
     else:
-        store, found = within(look, look_s, f"look at {redact(checkpoint.url)}")
+        store, found = call_within(look, look_s, f"look at {redact(checkpoint.url)}")
     try:
         if not found.is_folder:
             os.makedirs(checkpoint.to, exist_ok=True)

@@ -16,8 +16,9 @@ from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode.file_trace import FileTrace
 from bootseer.imageprefetch.filemode.trace_names import check_image, image_here, object_name
+from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 
 __all__ = ["Keeper", "check_image", "image_here"]
 

@@ -36,7 +36,8 @@ from bootseer.imageprefetch.mount.server_registry import (
     until_unmounted,
     whole_at,
 )
-from bootseer.storage.oci.repository import Repository, open_repository
+from bootseer.storage.oci.open import open_repository
+from bootseer.storage.oci.repository import Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
 
 if TYPE_CHECKING:

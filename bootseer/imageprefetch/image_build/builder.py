@@ -115,7 +115,7 @@ def build_image(
     Raises what repositories raise, CorruptDataError for a damaged or hostile image, BusyError
     when another build on this node takes longer than `wait_s`.
     """
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     target = _target(settings)
     opened, reference = open_repository(
@@ -375,7 +375,7 @@ def _leased(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
         yield
         return
     from bootseer.storage.lease import Watch, try_acquire
-    from bootseer.storage.store import open_store
+    from bootseer.storage.open import open_store
 
     store = open_store(settings.lease, settings.options)
     name = f"image-builds/{os.path.basename(folder)}"

@@ -21,7 +21,7 @@ from bootseer.imageprefetch.mount.readahead_notices import Announced
 from bootseer.imageprefetch.record.server_recording import Noting
 from bootseer.imageprefetch.resolve.resolver import Opened, Resolver
 from bootseer.imageprefetch.run import container_folders
-from bootseer.storage import wait_reports
+from bootseer.storage import retry
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -119,11 +119,11 @@ class Worker:
     def _bring_up(self) -> None:
         self._story.begin(MOUNT)
         resolver = self._resolver()
-        wait_reports.listener = lambda *told: write_waiting(self._tell, *told)
+        retry.wait_listener = lambda *told: write_waiting(self._tell, *told)
         try:
             self._mount_resolved(resolver)
         finally:
-            wait_reports.listener = None
+            retry.wait_listener = None
             resolver.dismiss_helper()
 
     def _mount_resolved(self, resolver: Resolver) -> None:

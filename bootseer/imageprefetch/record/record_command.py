@@ -156,7 +156,7 @@ def _mount_settings(
 
 def image_config(settings: RecordSettings) -> ImageConfig:
     """How the image wants its programs to be run. Raises what the registry raises."""
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     repository, reference = open_repository(
         settings.ref, settings.options, plain_http=settings.plain_http

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bootseer.context_managers import Closing
 from bootseer.errors import CorruptDataError, DeadlineError
 from bootseer.storage import retry
-from bootseer.storage.bounded_calls import until
+from bootseer.storage.bounded_calls import call_until
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Index, Manifest, Platform
@@ -105,7 +105,7 @@ class FirstLook:
             f"{self.limit_s:g} s; its registry hangs or is too slow"
         )
         try:
-            return until(call, end_s, late)
+            return call_until(call, end_s, late)
         except DeadlineError:
             if time.monotonic() >= end_s():
                 self.given_up = True

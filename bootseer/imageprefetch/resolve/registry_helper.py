@@ -111,7 +111,7 @@ class _Helper:
         import threading
 
         from bootseer import light_dataclasses as dataclasses
-        from bootseer.storage.oci.repository import open_repository
+        from bootseer.storage.oci.open import open_repository
 
         options = dataclasses.replace(
             options,

@@ -149,7 +149,7 @@ class Resolver:
             self._unbounded = self._helped = HelpedRepository(helper, self._open_repository)
 
     def _open_repository(self) -> Repository:
-        from bootseer.storage.oci.repository import open_repository
+        from bootseer.storage.oci.open import open_repository
 
         return open_repository(self._ref, self._options, plain_http=self._plain_http)[0]
 
@@ -492,7 +492,7 @@ class Resolver:
 
     def _source(self, data: str, table: bytes) -> BlockSource:
         from bootseer.blocks.table import TableSource, parse
-        from bootseer.storage.oci.repository import open_repository
+        from bootseer.storage.oci.open import open_repository
 
         repository = self.repository
         if self._options is not self._patient:  # the hurry was for the mount alone

@@ -192,13 +192,13 @@ def _plain_words(settings: RunSettings, options: Sequence[str]) -> list[str]:
 
 def _asks_plainly(mount: MountSettings) -> bool:
     """Whether the registry is asked without TLS: podman then must not insist on it."""
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     if mount.plain_http is not None:
         return mount.plain_http
     try:
         with open_repository(mount.ref, mount.options)[0] as repository:
-            return bool(getattr(repository, "plain_http", False))
+            return repository.plain_http
     except BootseerError:  # podman knows better what is wrong with it
         return False
 
@@ -234,7 +234,7 @@ def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
 def _fetched_config(mount: MountSettings, digest: str, local: LocalStore, begun_s: float) -> bytes:
     from bootseer.imageprefetch.resolve.deadline import BoundedRepository, FirstLook
     from bootseer.imageprefetch.run import image_config
-    from bootseer.storage.oci.repository import open_repository
+    from bootseer.storage.oci.open import open_repository
 
     repository, _ = open_repository(mount.ref, mount.options, plain_http=mount.plain_http)
     look = FirstLook(mount.ref, mount.look_s, lambda: None, begun_s=begun_s)

@@ -123,7 +123,7 @@ class BlockImageMounter:
             layer_unpacker.unpack(opened, directory)
 
     def _repository(self, reference: str, options: StoreOptions) -> Repository:
-        from bootseer.storage.oci.repository import open_repository
+        from bootseer.storage.oci.open import open_repository
 
         return open_repository(reference, options)[0]
 

@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+from hdfs_native import Client, FileWriter, WriteOptions
 
 from bootseer.errors import BootseerError
+from bootseer.storage.hdfs.library_writer import LibraryStore, LibraryWriter
 from bootseer.storage.hdfs.native_errors import from_native_error
 from bootseer.storage.store import WriteHints
-from bootseer.storage.temporary_name_store import RenamingWriter
-
-if TYPE_CHECKING:
-    from hdfs_native import FileWriter
-
-    from bootseer.storage.hdfs.native_store import HdfsStore
 
 
-class HdfsWriter(RenamingWriter):
-    """`ObjectWriter` through hdfs-native."""
+class NativeWriter(LibraryWriter):
+    """`ObjectWriter` through hdfs-native; `client` gives the client for metadata."""
 
     def __init__(
-        self, store: HdfsStore, name: str, hints: WriteHints, *, keep_existing: bool = False
+        self,
+        store: LibraryStore,
+        client: Callable[[], Client],
+        name: str,
+        hints: WriteHints,
+        *,
+        keep_existing: bool,
+        stall_s: float,
     ) -> None:
-        self._metadata, self._hints = store.metadata, hints
-        super().__init__(store, name, keep_existing=keep_existing, stall_s=store.stall_s)
+        super().__init__(store, name, keep_existing=keep_existing, stall_s=stall_s)
+        self._client, self._hints = client, hints
 
-    def _begin(self) -> _Opened:
-        from hdfs_native import WriteOptions
-
+    def _create_file(self) -> _UnclosedFile:
         options = WriteOptions(
             block_size=self._hints.block_bytes or None,
             replication=self._hints.replication or None,
-            overwrite=True,  # a repeated try meets what its first one made
+            overwrite=True,  # a repeated call meets what the first one made
             create_parent=True,
         )
-        return _Opened(self._metadata().create(self._temporary, options))
+        return _UnclosedFile(self._client().create(self._temporary, options))
 
-    def _arrived_bytes(self) -> int:
-        return self._metadata().get_file_info(self._temporary).length
+    def _stored_bytes(self) -> int:
+        return self._client().get_file_info(self._temporary).length
 
     def _remove(self) -> None:
-        self._metadata().delete(self._temporary)
+        self._client().delete(self._temporary)
 
     def _mapped(self, error: Exception) -> BootseerError:
         return from_native_error(error, self._what)
 
 
-class _Opened:
-    """The library's file, which nothing but `close` closes.
+class _UnclosedFile:
+    """The library's file, which its own finalizer does not close.
 
-    Its own class is one of `io`, whose finalizer closes it: of a file that was given up it would
-    ask the NameNode for a quarter of a minute, or for as long as that hangs, in whatever thread
-    happens to collect garbage.
+    Its own class is one of `io`, whose finalizer calls `close`: for a file that was given up, that
+    would ask the NameNode for a quarter of a minute, or for as long as the NameNode hangs, in
+    whichever thread happens to collect garbage.
     """
 
     def __init__(self, file: FileWriter) -> None:

@@ -19,10 +19,10 @@ class ShortBodyError(StoreUnavailableError):
     """A body ended before the length that was announced or asked for."""
 
 
-def broken(
+def transfer_error(
     error: Exception, origin: Origin, what: str, attempt: Attempt, done: int = 0, total: int = -1
 ) -> BootseerError:
-    """Our error for a connection that failed while in use."""
+    """Our error for a connection that failed while in use, after `done` bytes of `total`."""
     if attempt.cancelled:
         return StoreUnavailableError(f"cannot {what}: it was given up")
     place = f"after {done} of {total} bytes" if total >= 0 else f"after {done} bytes"
@@ -31,19 +31,19 @@ def broken(
         return StoreUnavailableError(
             f"cannot {what}: {where} sent nothing for {attempt.stall_s:g} s"
         )
-    useless = useless_answer(error)
-    if useless:
-        return UselessAnswerError(f"cannot {what}: {origin.authority} {useless}")
+    excess = header_excess(error)
+    if excess:
+        return UselessAnswerError(f"cannot {what}: {origin.authority} {excess}")
     if isinstance(error, http.client.IncompleteRead):
         return ShortBodyError(f"cannot {what}: {where} ended the answer early")
-    reason = getattr(error, "strerror", None) or type(error).__name__
+    reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
     return StoreUnavailableError(f"cannot {what}: the connection to {where} broke ({reason})")
 
 
-def useless_answer(error: BaseException) -> str:
-    """What is wrong with an answer that its server will always give so, as "sends …"; else "".
+def header_excess(error: BaseException) -> str:
+    """Which limit on headers a response exceeds, as "sends …"; "" for other errors.
 
-    The standard library's own limits, which keep a server from filling our memory.
+    The limits are the standard library's, which keep a server from filling our memory.
     """
     if isinstance(error, http.client.LineTooLong):
         return "sends a header of more than 64 KiB, which is read by nobody"
@@ -52,7 +52,7 @@ def useless_answer(error: BaseException) -> str:
     return ""
 
 
-def unreachable(error: OSError, origin: Origin, what: str) -> BootseerError:
+def connect_error(error: OSError, origin: Origin, what: str) -> BootseerError:
     """Our error for a connection that could not be made."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return AccessDeniedError(

@@ -1,4 +1,4 @@
-"""How far from outside an address can be reached, and where a redirect may lead by that."""
+"""Where redirects may lead, by how widely the address at their end can be reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Reach(enum.IntEnum):
-    """Who can connect to an address; the more, the greater."""
+    """From where an address can be connected to; the wider, the greater."""
 
     LINK = 0  # 169.254.0.0/16 and the like, where clouds keep their metadata services
     MACHINE = 1
@@ -35,22 +35,22 @@ def reach_of(address: str) -> Reach:
     """The reach of a numeric IPv4 or IPv6 address, also of an IPv4 address within an IPv6 one."""
     import ipaddress  # three milliseconds, which a start without redirects saves
 
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found.packed[:12] == _NAT64:
-            inner = ipaddress.IPv4Address(found.packed[12:])
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour
+        if ip.packed[:12] == _NAT64:
+            inner = ipaddress.IPv4Address(ip.packed[12:])
         if inner is not None:
             return reach_of(str(inner))
-    if found.is_link_local or str(found) == _METADATA_V6:
+    if ip.is_link_local or str(ip) == _METADATA_V6:
         return Reach.LINK
-    if found.is_loopback or found.is_unspecified:
+    if ip.is_loopback or ip.is_unspecified:
         return Reach.MACHINE
-    return Reach.PUBLIC if found.is_global else Reach.NETWORK
+    return Reach.PUBLIC if ip.is_global else Reach.NETWORK
 
 
 def check_host(rule: Redirects, base: Target, target: Target, what: str) -> None:
-    """Raise AccessDeniedError where a rule of "same-host" forbids that `base` leads to `target`."""
+    """Raise AccessDeniedError where the rule "same-host" forbids a redirect to `target`."""
     if rule == "same-host" and target.origin.host != base.origin.host:
         raise AccessDeniedError(
             f"cannot {what}: {base.origin.authority} redirects to another host,"
@@ -59,25 +59,25 @@ def check_host(rule: Redirects, base: Target, target: Target, what: str) -> None
 
 
 def least_reach(rule: Redirects, peer: str) -> Reach:
-    """What the address that a redirect leads to must have, where `peer` answered with it."""
-    found = reach_of(peer) if peer else Reach.PUBLIC
-    return min(found, Reach.MACHINE) if rule == "any" else found
+    """The reach that the target of a redirect must have at least; `peer` sent the redirect."""
+    reach = reach_of(peer) if peer else Reach.PUBLIC
+    return min(reach, Reach.MACHINE) if rule == "any" else reach
 
 
 def check_reach(least: Reach, peer: str, base: Target, target: Target, what: str) -> None:
-    """Raise AccessDeniedError where `target`'s own address, `peer`, has less reach than it must.
+    """Raise AccessDeniedError where `target`, connected as `peer`, has less reach than `least`.
 
-    Looked at once connected, before anything is sent: a name may resolve to whatever it likes.
+    Checked on the connection, before anything is sent: a name may resolve to any address.
     """
-    found = reach_of(peer)
-    if found >= least:
+    reach = reach_of(peer)
+    if reach >= least:
         return
     advice = (
         "name that address in the store's URL if it is meant"
-        if found is Reach.LINK
+        if reach is Reach.LINK
         else "allow it by --redirects any (BOOTSEER_STORE_REDIRECTS) if it is meant"
     )
     shown = peer if peer == target.origin.host else f"{target.origin.host} ({peer})"
     raise AccessDeniedError(
-        f"cannot {what}: {base.origin.authority} redirects to {shown}, {_PLACES[found]}; {advice}"
+        f"cannot {what}: {base.origin.authority} redirects to {shown}, {_PLACES[reach]}; {advice}"
     )

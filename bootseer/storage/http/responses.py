@@ -1,4 +1,4 @@
-"""What HTTP answers mean: addresses, redirects, ranges and error classes. Pure."""
+"""What HTTP responses mean: addresses, redirects, ranges and error classes. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from bootseer.errors import (
     StoreUnavailableError,
     UselessAnswerError,
 )
+from bootseer.storage.store import truncated_error
 from bootseer.storage.urls import split_authority
 
 REDIRECTS = frozenset((301, 302, 303, 307, 308))
-REFUSALS = frozenset((401, 403, 407))
+DENIED = frozenset((401, 403, 407))
 MISSING = frozenset((404, 410))
-MAY_HEAL = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
-LONGEST_ADVICE_S = 300.0
+TRANSIENT = frozenset((408, 421, 425, 429, 500, 502, 503, 504, 507, 509))
+EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}
+"""How a server answers a signed address that has expired."""
+LONGEST_RETRY_AFTER_S = 300.0
 _METADATA_V6 = bytes.fromhex("fd000ec2000000000000000000000254")
 _NUMBER = r"[0-9]{1,19}"  # longer ones are no lengths, and int() refuses those of 4,301 digits
-# Compiled at its first use: starts wait for this module.
+# Compiled at its first use, since starts wait for this module.
 _CONTENT_RANGE = rf"bytes\s+(?:({_NUMBER})-({_NUMBER})|\*)/({_NUMBER}|\*)"
 
 
@@ -38,7 +41,7 @@ class Headers(Protocol):
 
 
 class Origin(NamedTuple):
-    """One server: what a connection is good for."""
+    """One server, as scheme, host and port; connections are kept per origin."""
 
     tls: bool
     host: str
@@ -46,7 +49,7 @@ class Origin(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """The "host:port" that messages and replicas are spelt with."""
+        """The "host:port" by which messages and `Attempt.replica` name it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -74,8 +77,11 @@ def origin_of(tls: bool, authority: str) -> Origin:
     return Origin(tls, host, port)
 
 
-def resolve(base: Target, location: str | None, what: str) -> Target:
-    """The address that a redirect leads to; UselessAnswerError when it is none."""
+def resolve_location(base: Target, location: str | None, what: str) -> Target:
+    """The address that a Location or Link header names, relative to `base`.
+
+    Raises UselessAnswerError when it is none, and AccessDeniedError for one that is not followed.
+    """
     scheme = "https" if base.origin.tls else "http"
     try:
         parts = urlsplit(urljoin(f"{scheme}://{base.origin.authority}{base.request}", location))
@@ -108,7 +114,7 @@ def resolve(base: Target, location: str | None, what: str) -> Target:
 
 
 def _is_link_local(host: str) -> bool:
-    """Whether a host is such an address, in any way to write one: a cloud's metadata service is."""
+    """Whether a host is a link-local address, in any spelling: clouds' metadata services are."""
     try:
         packed = socket.inet_aton(host)
     except (OSError, ValueError):
@@ -127,7 +133,7 @@ def _is_sendable(text: str) -> bool:
     return text.isascii() and not any(c <= " " or c == "\x7f" for c in text)
 
 
-def content_range(text: str | None) -> ContentRange | None:
+def parse_content_range(text: str | None) -> ContentRange | None:
     """Parse a Content-Range; None when there is none or it makes no sense."""
     match = re.fullmatch(_CONTENT_RANGE, (text or "").strip(), re.IGNORECASE)
     if match is None:
@@ -140,23 +146,21 @@ def content_range(text: str | None) -> ContentRange | None:
     return ContentRange(start, end, total) if start < end and (total < 0 or end <= total) else None
 
 
-def check_span(
+def check_content_range(
     headers: Headers, length: int | None, offset: int, total: int, shown: str, what: str
 ) -> int:
-    """The object's whole size (-1: not said) by an answer 206 to bytes `[offset, offset + total)`.
+    """Check that a 206 response holds exactly the bytes `[offset, offset + total)`.
 
-    Raises unless its body is exactly that range; `shown` names the object in messages.
+    Returns the object's whole size, -1 where the server does not say; `shown` names the object.
     """
-    span = content_range(headers.get("Content-Range"))
+    span = parse_content_range(headers.get("Content-Range"))
     if span is None or span.start != offset:
         raise StoreUnavailableError(
             f"cannot {what}: the server sends another range than bytes"
             f" {offset}-{offset + total - 1}"
         )
     if span.end < offset + total:
-        raise CorruptDataError(
-            f"{shown} ends at byte {span.end}, before {offset + total}; it is truncated"
-        )
+        raise truncated_error(shown, span.end, offset + total)
     if span.end > offset + total or length not in (None, total):
         raise StoreUnavailableError(
             f"cannot {what}: the server's length is not the length of the range"
@@ -164,14 +168,14 @@ def check_span(
     return span.size
 
 
-def body_length(headers: Headers) -> int | None:
+def parse_content_length(headers: Headers) -> int | None:
     """The Content-Length; None when it is missing or makes no sense."""
     text = (headers.get("Content-Length") or "").strip()
     return int(text) if re.fullmatch(_NUMBER, text) else None
 
 
-def retry_after(headers: Headers) -> float:
-    """Seconds that a Retry-After asks for, given in seconds or as a date; 0 without."""
+def parse_retry_after(headers: Headers) -> float:
+    """Seconds that a Retry-After header asks for, given in seconds or as a date; 0 without one."""
     text = (headers.get("Retry-After") or "").strip()
     if not text:
         return 0.0
@@ -182,10 +186,10 @@ def retry_after(headers: Headers) -> float:
             wait_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
-    return min(max(wait_s, 0.0), LONGEST_ADVICE_S)
+    return min(max(wait_s, 0.0), LONGEST_RETRY_AFTER_S)
 
 
-def modified_s(headers: Headers) -> float:
+def parse_last_modified(headers: Headers) -> float:
     """Last-Modified in seconds since the epoch; 0 when it is missing or makes no sense."""
     try:
         return email.utils.parsedate_to_datetime(headers.get("Last-Modified") or "").timestamp()
@@ -193,19 +197,19 @@ def modified_s(headers: Headers) -> float:
         return 0.0
 
 
-def answer_error(
+def response_error(
     status: int, reason: str, headers: Headers, authority: str, what: str
 ) -> BootseerError:
-    """Our error for an answer that is not what was asked for."""
+    """Our error for a response whose status is not one that the request allows."""
     said = f"cannot {what}: {authority} answers {status} {reason[:60]}".rstrip()
-    if status in REFUSALS:
+    if status in DENIED:
         return AccessDeniedError(f"{said}; check the user, the token or the signature")
     if status in MISSING:
         return NotFoundError(f"{said}; check the name")
     if status == 416:
         return CorruptDataError(f"{said}: the object ends before this range; it is truncated")
-    if status in MAY_HEAL:
-        return StoreUnavailableError(said, retry_after_s=retry_after(headers))
+    if status in TRANSIENT:
+        return StoreUnavailableError(said, retry_after_s=parse_retry_after(headers))
     if status in REDIRECTS:
         return UselessAnswerError(f"{said} too often; its redirects lead in a circle")
     return NotSupportedError(f"{said}; it does not do what is needed of it")

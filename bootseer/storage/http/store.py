@@ -1,9 +1,9 @@
 """A read-only store of a web server's objects: `http://` and `https://`, by ranges.
 
-Every answer is checked before its bytes are used: the status, Content-Range, the length, and,
-for an object that was looked at before, that it is still the same one. Redirects are followed
-here; a signed address that one led to is used until it is refused. Nothing can be written and
-nothing listed. Proxies named by the environment are not used.
+Every response is checked before its bytes are used: the status, Content-Range, the length, and,
+for an object whose `stat` was taken, that it is still the same one. Redirects are followed here; a
+signed address that one led to is used until it is refused. Objects can be neither written nor
+listed. Proxies named by the environment are not used.
 """
 
 from __future__ import annotations
@@ -14,31 +14,28 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from bootseer.errors import (
-    BootseerError,
-    CorruptDataError,
-    NotSupportedError,
-)
-from bootseer.storage.http.pool import Exchange, Pool
+from bootseer.errors import BootseerError, CorruptDataError, NotSupportedError
+from bootseer.storage.http.exchange import Exchange, report_empty
+from bootseer.storage.http.pool import Pool
 from bootseer.storage.http.redirects import Reach, check_host, check_reach, least_reach
 from bootseer.storage.http.responses import (
+    DENIED,
+    EXPIRED,
     REDIRECTS,
-    REFUSALS,
     Headers,
     Target,
-    answer_error,
-    body_length,
-    check_span,
-    content_range,
-    modified_s,
+    check_content_range,
     origin_of,
-    resolve,
+    parse_content_length,
+    parse_content_range,
+    parse_last_modified,
+    resolve_location,
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.store import Preferred, Stat, check_name
+from bootseer.storage.store import PreferredReads, Stat, check_limit, check_name
 from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import parse_url, plain_query, quote_path
 
@@ -46,14 +43,12 @@ RANGE_BYTES = 32 << 20  # where both ends share two cores, 16 MiB cost 0.300 CPU
 STREAMS = 24
 HOPS = 5
 MOST_BYTES = (1 << 63) - 1  # as Linux counts them
-KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest go first
-
-EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
+KNOWN_OBJECTS = 4096  # addresses and validators remembered; the oldest are dropped first
 
 V = TypeVar("V")
 
 
-class Redirected(NamedTuple):
+class Redirection(NamedTuple):
     """Where a redirect of `base` leads, and the reach that the address there must have."""
 
     base: Target
@@ -77,10 +72,10 @@ class HttpStore(ReadOnlyStore):
         self._origin = origin_of(self._at.scheme == "https", self._at.hosts[0])
         self._pool = Pool(connect_s=options.connect_s, ca_file=options.ca_file)
         self._lock = threading.Lock()
-        self._resolved: dict[str, Redirected] = {}
+        self._resolved: dict[str, Redirection] = {}
         self._seen: dict[str, tuple[str, int]] = {}
         query = plain_query(self._at.query)
-        self._query_mark = hashlib.sha256(query.encode()).hexdigest()[:12] if query else ""
+        self._query_digest = hashlib.sha256(query.encode()).hexdigest()[:12] if query else ""
 
     @property
     def url(self) -> str:
@@ -90,18 +85,19 @@ class HttpStore(ReadOnlyStore):
         return f"HttpStore({self.url!r})"
 
     @property
-    def preferred(self) -> Preferred:
-        return Preferred(self._options.range_bytes or RANGE_BYTES, self._options.streams or STREAMS)
+    def preferred(self) -> PreferredReads:
+        options = self._options
+        return PreferredReads(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
 
     def close(self) -> None:
         self._pool.close()
 
     def stat(self, name: str) -> Stat:
         what = f"look at {check_name(name)} in {self.url}"
-        found = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
+        stat = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
         with self._lock:
-            _remember(self._seen, name, (_strong_tag(found.version), found.size_bytes))
-        return found
+            _remember(self._seen, name, (_strong_tag(stat.version), stat.size_bytes))
+        return stat
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
@@ -119,13 +115,11 @@ class HttpStore(ReadOnlyStore):
         filled: Callable[[int], None] | None = None,
     ) -> None:
         what = f"read {check_name(name)} in {self.url}"
-        total = sum(map(len, buffers))
-        if not total:
-            for number in range(len(buffers) if filled else 0):
-                filled(number)  # type: ignore[misc]
+        if report_empty(buffers, filled):
             return
-        span = {"Range": f"bytes={offset}-{offset + total - 1}"}
-        with self._open("GET", name, span, attempt, what) as exchange:
+        total = sum(map(len, buffers))
+        wanted = {"Range": f"bytes={offset}-{offset + total - 1}"}
+        with self._open("GET", name, wanted, attempt, what) as exchange:
             self._check_range(exchange, name, offset, total, what)
             exchange.fill(buffers, filled)
             exchange.expect_end(total)
@@ -136,12 +130,8 @@ class HttpStore(ReadOnlyStore):
         def whole() -> bytes:
             with self._open("GET", name, {}, self._attempt(), what) as exchange:
                 if exchange.status != 200:
-                    raise self._error(exchange, what)
-                if (exchange.length or 0) > limit_bytes:
-                    raise CorruptDataError(
-                        f"{name} in {self.url} has {exchange.length} bytes, more than the"
-                        f" {limit_bytes} it may have"
-                    )
+                    raise exchange.status_error()
+                check_limit(f"{name} in {self.url}", exchange.length or 0, limit_bytes)
                 return exchange.read_all(limit_bytes)
 
         return retrying(whole, retry_s=self._options.retry_s)
@@ -150,19 +140,19 @@ class HttpStore(ReadOnlyStore):
         return Attempt(stall_s=self._options.stall_s)
 
     def _stat(self, name: str, what: str) -> Stat:
-        """HEAD, or one byte's GET where HEAD is refused (signed addresses) or tells no length."""
+        """By HEAD, or a one-byte GET where HEAD is refused (signed addresses) or has no length."""
         with self._open("HEAD", name, {}, self._attempt(), what) as exchange:
-            length = body_length(exchange.headers)
+            length = parse_content_length(exchange.headers)
             if exchange.status == 200 and length is not None:
                 return self._described(name, length, exchange.headers)
-            if exchange.status not in {200, 400, 405, 501, *REFUSALS}:
-                raise self._error(exchange, what)
+            if exchange.status not in {200, 400, 405, 501, *DENIED}:
+                raise exchange.status_error()
         with self._open("GET", name, {"Range": "bytes=0-0"}, self._attempt(), what) as exchange:
-            span = content_range(exchange.headers.get("Content-Range"))
+            span = parse_content_range(exchange.headers.get("Content-Range"))
             if exchange.status == 200 and exchange.length is not None:
                 return self._described(name, exchange.length, exchange.headers)
             if exchange.status not in (200, 206, 416):
-                raise self._error(exchange, what)
+                raise exchange.status_error()
             if span is None or span.size < 0:
                 raise NotSupportedError(f"cannot {what}: the server does not tell its size")
             return self._described(name, span.size, exchange.headers)
@@ -173,9 +163,9 @@ class HttpStore(ReadOnlyStore):
                 f"cannot look at {name} in {self.url}: the server tells a size that no file can"
                 " have; check the server"
             )
-        mark = headers.get("ETag") or headers.get("Last-Modified") or ""
-        version = f"{mark}:{size}:{self._query_mark}" if mark else ""
-        return Stat(name, size, modified_s(headers), False, version)
+        validator = headers.get("ETag") or headers.get("Last-Modified") or ""
+        version = f"{validator}:{size}:{self._query_digest}" if validator else ""
+        return Stat(name, size, parse_last_modified(headers), False, version)
 
     def _check_range(
         self, exchange: Exchange, name: str, offset: int, total: int, what: str
@@ -190,9 +180,11 @@ class HttpStore(ReadOnlyStore):
             size = total
         elif exchange.status == 206:
             shown = f"{name} in {self.url}"
-            size = check_span(exchange.headers, exchange.length, offset, total, shown, what)
+            size = check_content_range(
+                exchange.headers, exchange.length, offset, total, shown, what
+            )
         else:
-            raise self._error(exchange, what)
+            raise exchange.status_error()
         with self._lock:
             tag, known = self._seen.get(name, ("", -1))
         now = _strong_tag(exchange.headers.get("ETag") or "")
@@ -204,14 +196,14 @@ class HttpStore(ReadOnlyStore):
     def _open(
         self, method: str, name: str, headers: Mapping[str, str], attempt: Attempt, what: str
     ) -> Exchange:
-        """The answer at the end of all redirects; the caller closes it."""
+        """The response at the end of all redirects; the caller closes it."""
         with self._lock:
             known = self._resolved.get(name)
         if known is not None:
             try:
                 exchange = self._send(method, known.target, headers, attempt, what, known)
             except BootseerError:
-                self._forget(name, known)  # the object may have moved from a server that is gone
+                self._forget(name, known)  # the object may have left a server that is down
                 raise
             if exchange.status not in EXPIRED:
                 return exchange
@@ -220,30 +212,30 @@ class HttpStore(ReadOnlyStore):
         query = f"?{self._at.query}" if self._at.query else ""
         path = f"{self._at.path.rstrip('/')}/{name}"
         target = start = Target(self._origin, quote_path(path) + query)
-        by: Redirected | None = None
+        by: Redirection | None = None
         for _ in range(HOPS + 1):
             exchange = self._send(method, target, headers, attempt, what, by)
             if exchange.status not in REDIRECTS:
                 break
             with exchange:
-                by = self._redirected(target, exchange, what)
+                by = self._redirection(target, exchange, what)
                 target = by.target
         else:
-            raise self._error(exchange, what)
+            raise exchange.status_error()
         if by is not None and target != start and exchange.status in (200, 206):
             with self._lock:
                 _remember(self._resolved, name, by)
         return exchange
 
-    def _redirected(self, base: Target, exchange: Exchange, what: str) -> Redirected:
-        """Where an answer leads. Raises AccessDeniedError where this store may not go there."""
-        target = resolve(base, exchange.headers.get("Location"), what)
+    def _redirection(self, base: Target, exchange: Exchange, what: str) -> Redirection:
+        """Where a redirect leads; AccessDeniedError where this store may not follow it."""
+        target = resolve_location(base, exchange.headers.get("Location"), what)
         check_host(self._options.redirects, base, target, what)
-        return Redirected(base, target, least_reach(self._options.redirects, exchange.peer))
+        return Redirection(base, target, least_reach(self._options.redirects, exchange.peer))
 
-    def _forget(self, name: str, known: Redirected) -> None:
+    def _forget(self, name: str, known: Redirection) -> None:
         with self._lock:
-            if self._resolved.get(name) == known:  # and not what another has found since
+            if self._resolved.get(name) == known:  # not one that another thread has learned since
                 del self._resolved[name]
 
     def _send(
@@ -253,9 +245,9 @@ class HttpStore(ReadOnlyStore):
         headers: Mapping[str, str],
         attempt: Attempt,
         what: str,
-        by: Redirected | None,
+        by: Redirection | None,
     ) -> Exchange:
-        """One request; where a redirect led there, only to an address that it may lead to."""
+        """Send one request; after the redirect `by`, only to an address that it may lead to."""
         admit = None
         if by is not None and target.origin != self._origin:
             least, base = by.least, by.base
@@ -263,16 +255,15 @@ class HttpStore(ReadOnlyStore):
             def admit(peer: str) -> None:
                 check_reach(least, peer, base, target, what)
 
-        sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
-        if target.origin == self._origin:  # nobody else is told who we are
-            sent.update(self._authorization())
+        if target.origin == self._origin:  # no other server learns our credentials
+            headers = {**headers, **self._authorization()}
         exchange = self._pool.request(
             target.origin,
             method,
             target.request,
-            headers=sent,
             attempt=attempt,
             what=what,
+            headers=headers,
             admit=admit,
         )
         coding = exchange.headers.get("Content-Encoding", "identity").strip().lower()
@@ -292,19 +283,14 @@ class HttpStore(ReadOnlyStore):
             return {"Authorization": "Basic " + base64.b64encode(pair).decode("ascii")}
         return {}
 
-    def _error(self, exchange: Exchange, what: str) -> BootseerError:
-        return answer_error(
-            exchange.status, exchange.reason, exchange.headers, exchange.authority, what
-        )
-
 
 def _strong_tag(text: str) -> str:
-    """The ETag at the start of a version, when it is one that promises equal bytes."""
+    """The ETag at the start of a version, when it is a strong one; else ""."""
     return text[: text.find('"', 1) + 1] if text.startswith('"') else ""
 
 
 def _remember(known: dict[str, V], name: str, value: V) -> None:
-    """Keep a value as the youngest; the oldest goes when there are too many."""
+    """Keep a value as the newest; the oldest is dropped when there are too many."""
     known.pop(name, None)
     known[name] = value
     if len(known) > KNOWN_OBJECTS:

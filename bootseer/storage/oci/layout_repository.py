@@ -1,8 +1,8 @@
 """A repository in a directory: the OCI image layout.
 
 Source: OCI image specification 1.1, image layout. A tag is the annotation
-`org.opencontainers.image.ref.name` of an entry of `index.json`; a manifest with a subject stands
-there too, and so does the index of the referrers tag schema where another tool wrote one.
+`org.opencontainers.image.ref.name` of an entry of `index.json`; a manifest with a subject is
+listed there too, and so is the index of the referrers tag schema where another tool wrote one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.context_managers import Closing
@@ -47,12 +48,18 @@ from bootseer.storage.oci.reference import (
     Reference,
     check_digest,
 )
-from bootseer.storage.oci.referrers import describe, fallback_tag, subject_of, wanted
-from bootseer.storage.oci.registry.upload import Source
+from bootseer.storage.oci.referrers import (
+    describe_manifest,
+    filter_referrers,
+    referrers_tag,
+    subject_of,
+)
+from bootseer.storage.oci.registry.blob_stream import read_bytes
+from bootseer.storage.oci.registry.upload import BlobSource
 from bootseer.storage.oci.repository import Progress
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import Preferred, Stat, Store
+from bootseer.storage.store import PreferredReads, Stat, Store
 from bootseer.system.atomic import Draft
 from bootseer.system.regular_files import opener
 
@@ -61,7 +68,7 @@ MARKER = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
 def blob_name(digest: str) -> str:
-    """A blob's name below the layout; UsageError for what is no digest."""
+    """A blob's name below the layout; UsageError for a text that is no digest."""
     algorithm, _, encoded = check_digest(digest).partition(":")
     return f"blobs/{algorithm}/{encoded}"
 
@@ -84,12 +91,12 @@ class LayoutStore(ReadOnlyStore):
         return f"LayoutStore({self.url!r})"
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return self._files.preferred
 
     def stat(self, name: str) -> Stat:
-        found = self._files.stat(blob_name(name))
-        return Stat(name, found.size_bytes, found.mtime_s, False, name)
+        stat = self._files.stat(blob_name(name))
+        return Stat(name, stat.size_bytes, stat.mtime_s, False, name)
 
     def local_path(self, name: str) -> str | None:
         return self._files.local_path(blob_name(name))
@@ -116,20 +123,17 @@ class LayoutStore(ReadOnlyStore):
         self._files.close()
 
 
-class LayoutStream(Closing):
-    """`BlobStream` over a layout's file."""
+class LayoutBlobStream(Closing):
+    """`BlobStream` over a layout's file, which it closes."""
 
-    def __init__(self, path: str, digest: str, offset: int, *, verify: bool) -> None:
-        self._path, self._digest = path, digest
+    def __init__(
+        self, file: FileIO, path: str, digest: str, size_bytes: int, *, verify: bool
+    ) -> None:
+        self._file, self._path = file, path
+        self.size_bytes = size_bytes
         self._cancelled = self._over = False
         algorithm, _, self._expected = digest.partition(":")
-        self._hash = hashlib.new(algorithm) if verify and not offset else None
-        try:
-            self._file = open(path, "rb", buffering=0, opener=opener)  # noqa: SIM115
-        except OSError as error:
-            raise from_os_error(error, f"read the blob {path}") from error
-        self.size_bytes = os.fstat(self._file.fileno()).st_size
-        self._file.seek(offset)
+        self._hash = hashlib.new(algorithm) if verify else None
 
     def readinto(self, view: memoryview, /) -> int:
         if self._over or not view:
@@ -149,14 +153,7 @@ class LayoutStream(Closing):
         return count or 0
 
     def read(self, size: int = -1, /) -> bytes:
-        parts = bytearray()
-        while size < 0 or len(parts) < size:
-            piece = bytearray(1 << 20 if size < 0 else min(1 << 20, size - len(parts)))
-            count = self.readinto(memoryview(piece))
-            if not count:
-                break
-            parts += memoryview(piece)[:count]
-        return bytes(parts)
+        return read_bytes(self.readinto, size)
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -167,7 +164,7 @@ class LayoutStream(Closing):
 
 
 class LayoutRepository(Closing):
-    """`Repository` in a directory, which is made by the first push when it is not there."""
+    """`Repository` in a directory, which the first push makes when it does not exist."""
 
     def __init__(self, directory: str, *, writable: bool = False) -> None:
         self._directory, self._writable = directory, writable
@@ -181,65 +178,75 @@ class LayoutRepository(Closing):
         return Reference("", self._directory)
 
     @property
+    def plain_http(self) -> bool:
+        return False
+
+    @property
     def store(self) -> Store:
         return self._store
 
     def resolve(self, version: str) -> Descriptor:
         entries = self._entries()
         if DIGEST.fullmatch(version):
-            found = [one for one in entries if one.digest == version]
-            if found:
-                return _without_tag(found[0])
+            for entry in entries:
+                if entry.digest == version:
+                    return _without_tag(entry)
             raw = self._manifest_bytes(version)
-            parsed = parse_manifest(raw, "", self._called(version))
+            parsed = parse_manifest(raw, "", self._describe(version))
             return Descriptor(parsed.media_type, version, len(raw))
-        found = [one for one in entries if one.annotations.get(TAG) == version]
-        if not found and version == DEFAULT_TAG:
-            found = [one for one in entries if TAG not in one.annotations] or entries
-            found = found if len(found) == 1 else []
-        if not found:
-            there = ", ".join(self.tags()) or "none"
+        tagged = [one for one in entries if one.annotations.get(TAG) == version]
+        if not tagged and version == DEFAULT_TAG:
+            candidates = [one for one in entries if TAG not in one.annotations] or entries
+            tagged = candidates if len(candidates) == 1 else []
+        if not tagged:
+            tags = ", ".join(self.tags()) or "none"
             raise NotFoundError(
-                f"{LAYOUT_SCHEME}{self._directory} has no tag {version}; its tags: {there}"
+                f"{LAYOUT_SCHEME}{self._directory} has no tag {version}; its tags: {tags}"
             )
-        return _without_tag(found[-1])
+        return _without_tag(tagged[-1])
 
     def manifest(self, descriptor: Descriptor | str) -> Manifest | Index:
         digest = descriptor if isinstance(descriptor, str) else descriptor.digest
         kind = "" if isinstance(descriptor, str) else descriptor.media_type
-        return parse_manifest(self._manifest_bytes(digest), kind, self._called(digest))
+        return parse_manifest(self._manifest_bytes(digest), kind, self._describe(digest))
 
     def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
         descriptor = self.resolve(version)
         parsed = self.manifest(descriptor)
         if isinstance(parsed, Index):
             chosen = platform or this_platform()
-            descriptor = choose_platform(parsed.manifests, chosen, self._called(version))
+            descriptor = choose_platform(parsed.manifests, chosen, self._describe(version))
             parsed = self.manifest(descriptor)
         if isinstance(parsed, Index):
-            raise NotSupportedError(f"{self._called(version)} is an index within an index")
+            raise NotSupportedError(f"{self._describe(version)} is an index within an index")
         return descriptor, parsed
 
     def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
         return self._store.read(descriptor.digest, limit_bytes=limit_bytes)
 
-    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> LayoutStream:
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> LayoutBlobStream:
         path = os.path.join(self._directory, blob_name(digest))
-        return LayoutStream(path, digest, offset, verify=verify)
+        try:
+            file = open(path, "rb", buffering=0, opener=opener)  # noqa: SIM115 - the stream's
+        except OSError as error:
+            raise from_os_error(error, f"read the blob {path}") from error
+        size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return LayoutBlobStream(file, path, digest, size_bytes, verify=verify and not offset)
 
     def referrers(self, digest: str, artifact_type: str = "") -> list[Descriptor]:
-        found: list[Descriptor] = []
+        listed: list[Descriptor] = []
         for entry in self._entries():
-            if entry.annotations.get(TAG) == fallback_tag(digest):
+            if entry.annotations.get(TAG) == referrers_tag(digest):
                 parsed = self.manifest(entry)
-                found += parsed.manifests if isinstance(parsed, Index) else ()
+                listed += parsed.manifests if isinstance(parsed, Index) else ()
             elif entry.media_type in MANIFEST_TYPES | INDEX_TYPES:
                 raw = self._manifest_bytes(entry.digest)
                 if digest.encode() not in raw:
                     continue
                 if subject_of(parse_manifest(raw, entry.media_type)) == digest:
-                    found.append(describe(raw, entry.media_type))
-        return wanted(found, artifact_type)
+                    listed.append(describe_manifest(raw, entry.media_type))
+        return filter_referrers(listed, artifact_type)
 
     def has_blob(self, digest: str) -> bool:
         return os.path.exists(os.path.join(self._directory, blob_name(digest)))
@@ -254,40 +261,35 @@ class LayoutRepository(Closing):
         progress: Progress | None = None,
     ) -> bool:
         self._check_writable()
-        blob = Source(source, check_digest(digest), size_bytes)
+        blob = BlobSource(source, check_digest(digest), size_bytes)
         blob.check()
-        if not (there := self.has_blob(digest)):
+        is_new = not self.has_blob(digest)
+        if is_new:
             self._write(blob_name(digest), blob.pieces(0, size_bytes))
         if progress is not None:
             progress(size_bytes)
-        return not there
+        return is_new
 
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
         self._check_writable()
-        made = describe(raw, media_type)
-        self._write(blob_name(made.digest), [raw])
+        descriptor = describe_manifest(raw, media_type)
+        self._write(blob_name(descriptor.digest), [raw])
         self._write_if_missing("oci-layout", MARKER)
-        entry = Descriptor(
-            made.media_type,
-            made.digest,
-            made.size_bytes,
-            {TAG: tag} if tag else {},
-            made.artifact_type,
-        )
+        entry = dataclasses.replace(descriptor, annotations={TAG: tag} if tag else {})
         with self._locked():
             entries = self._entries()
-            known = [one for one in entries if one.digest == made.digest]
+            known = [one for one in entries if one.digest == descriptor.digest]
             entries = [
                 one
                 for one in entries
-                # An entry without a tag says nothing beside one with a tag.
+                # An entry without a tag is redundant next to one of the same digest with a tag.
                 if not (tag and one.annotations.get(TAG) == tag)
-                and not (one.digest == made.digest and TAG not in one.annotations)
+                and not (one.digest == descriptor.digest and TAG not in one.annotations)
             ]
             if tag or not any(TAG in one.annotations for one in known):
                 entries.append(entry)
             self._write("index.json", [index_bytes(entries)])
-        return made
+        return descriptor
 
     def delete_referrer(self, subject: str, digest: str) -> None:
         self._check_writable()
@@ -303,11 +305,11 @@ class LayoutRepository(Closing):
     def close(self) -> None:
         self._store.close()
 
-    def _called(self, version: str) -> str:
+    def _describe(self, version: str) -> str:
         return f"{version} in {LAYOUT_SCHEME}{self._directory}"
 
     def _entries(self) -> list[Descriptor]:
-        """What `index.json` lists; nothing before the first push."""
+        """The entries of `index.json`; none before the first push."""
         path = os.path.join(self._directory, "index.json")
         try:
             with open(path, "rb", opener=opener) as file:
@@ -365,6 +367,6 @@ class LayoutRepository(Closing):
 
 
 def _without_tag(entry: Descriptor) -> Descriptor:
-    """What a registry would say of it: the tag is the index's, not the manifest's."""
-    rest = {key: text for key, text in entry.annotations.items() if key != TAG}
-    return dataclasses.replace(entry, annotations=rest)
+    """An entry's descriptor as a registry has it: the tag is the index's, not the manifest's."""
+    annotations = {key: text for key, text in entry.annotations.items() if key != TAG}
+    return dataclasses.replace(entry, annotations=annotations)

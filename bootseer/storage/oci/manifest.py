@@ -1,4 +1,4 @@
-"""Manifests, indexes and descriptors. Pure: bytes to records and back.
+"""Manifests, indexes and descriptors: from bytes to records and back. Pure.
 
 Sources: OCI image specification 1.1 (descriptor, manifest, index); Docker's image manifest
 version 2 schema 2, whose types have the same shape.
@@ -27,9 +27,9 @@ MANIFEST_TYPES = frozenset((OCI_MANIFEST, DOCKER_MANIFEST))
 ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST))
 
 EMPTY_BYTES = b"{}"
-"""The blob that stands where a manifest needs one and has nothing to say."""
+"""The empty descriptor's blob, for a manifest that needs one and has no content for it."""
 LIMIT_BYTES = 4 << 20
-"""Registries take and give no larger manifest."""
+"""No registry accepts or serves a larger manifest."""
 LARGEST_SIZE = 1 << 62
 MOST_DESCRIPTORS = 10_000
 
@@ -38,7 +38,7 @@ NO_ANNOTATIONS: Mapping[str, str] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Platform:
-    """What an image of an index runs on, in Go's words (linux, amd64, v8)."""
+    """What an image of an index runs on, in Go's names (linux, amd64, v8)."""
 
     os: str
     architecture: str
@@ -50,7 +50,7 @@ class Platform:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob or manifest by digest and size."""
+    """A blob or manifest, by digest and size."""
 
     media_type: str
     digest: str
@@ -61,7 +61,7 @@ class Descriptor:
 
     @classmethod
     def parse(cls, value: object, what: str = "a descriptor") -> Descriptor:
-        """A descriptor of parsed JSON; CorruptDataError, naming `what`, when it is none."""
+        """A descriptor from parsed JSON; CorruptDataError, naming `what`, when it is none."""
         if not isinstance(value, dict):
             raise CorruptDataError(f"{what} holds a descriptor that is no object")
         digest, size = value.get("digest"), value.get("size", 0)
@@ -79,15 +79,15 @@ class Descriptor:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON holds; keys that say nothing are left out."""
+        """The descriptor for JSON, without empty values."""
         value: dict[str, Any] = {
             "mediaType": self.media_type,
             "digest": self.digest,
             "size": self.size_bytes,
         }
         if self.platform is not None:
-            named = dataclasses.asdict(self.platform)
-            value["platform"] = {key: text for key, text in named.items() if text}
+            fields = dataclasses.asdict(self.platform)
+            value["platform"] = {key: text for key, text in fields.items() if text}
         if self.annotations:
             value["annotations"] = dict(self.annotations)
         if self.artifact_type:
@@ -130,17 +130,17 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
 
 
 def check_bytes(data: bytes | memoryview, digest: str, what: str) -> None:
-    """CorruptDataError, naming `what`, unless the digest is that of the bytes."""
+    """Raise CorruptDataError, naming `what`, unless the bytes have the digest."""
     algorithm, _, expected = digest.partition(":")
     if hashlib.new(algorithm, data).hexdigest() != expected:
         raise CorruptDataError(f"{what} has other bytes than its digest says; they are not used")
 
 
 def parse_manifest(raw: bytes, media_type: str = "", what: str = "a manifest") -> Manifest | Index:
-    """Take a manifest or an index apart.
+    """Parse a manifest or an index.
 
-    `media_type` is what its descriptor or the server said; what stands in it comes first. Raises
-    CorruptDataError for what is neither, and NotSupportedError for a kind that we do not read.
+    `media_type` is that of its descriptor or of the server; its own takes precedence. Raises
+    CorruptDataError for what is neither, and NotSupportedError for a kind that is not read here.
     """
     if len(raw) > LIMIT_BYTES:
         raise CorruptDataError(f"{what} has more than {LIMIT_BYTES} bytes, which no manifest has")
@@ -150,7 +150,7 @@ def parse_manifest(raw: bytes, media_type: str = "", what: str = "a manifest") -
         raise NotSupportedError(
             f"{what} is of a schema other than 2; push the image again with a current tool"
         )
-    # Some registries name every manifest `application/json`: what it holds decides then.
+    # Some registries serve every manifest as `application/json`: its fields decide then.
     has_list = isinstance(value.get("manifests"), list)
     if has_list != (kind in INDEX_TYPES) and kind in INDEX_TYPES | MANIFEST_TYPES:
         raise CorruptDataError(f"{what} says that it is {kind} and is not")
@@ -166,7 +166,7 @@ def parse_manifest(raw: bytes, media_type: str = "", what: str = "a manifest") -
     config = Descriptor.parse(value.get("config"), what)
     layers = _descriptors(value["layers"], what)
     if not common["artifact_type"] and config.media_type not in (OCI_CONFIG, OCI_EMPTY):
-        common["artifact_type"] = config.media_type  # as artifacts were told apart before 1.1
+        common["artifact_type"] = config.media_type  # which was an artifact's type before 1.1
     return Manifest(raw, kind or OCI_MANIFEST, config, layers, **common)
 
 
@@ -185,9 +185,9 @@ def manifest_bytes(
     value["config"] = config.as_dict()
     value["layers"] = [layer.as_dict() for layer in layers]
     if subject is not None:
-        # Only what identifies it: annotations and platform may differ from place to place.
-        bare = Descriptor(subject.media_type, subject.digest, subject.size_bytes)
-        value["subject"] = bare.as_dict()
+        # Without annotations and platform, which differ from one descriptor to another.
+        identity = Descriptor(subject.media_type, subject.digest, subject.size_bytes)
+        value["subject"] = identity.as_dict()
     if annotations:
         value["annotations"] = dict(annotations)
     return _json(value)
@@ -216,7 +216,7 @@ def parse_object(raw: bytes, what: str) -> dict[str, Any]:
 
 
 def parse_annotations(value: object) -> Mapping[str, str]:
-    """Annotations of parsed JSON; what is no text under a text is left out."""
+    """Annotations from parsed JSON, without values that are no text."""
     if not isinstance(value, dict) or not value:
         return {}
     return {key: text for key, text in value.items() if isinstance(text, str)}

@@ -1,4 +1,4 @@
-"""Which image of an index is for a machine. Pure but for asking what this machine is."""
+"""Choosing the image of an index for a machine. Pure, except that `os.uname` is called."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _GO_NAMES = {
     "s390x": "s390x",
     "riscv64": "riscv64",
 }
-_SAYS_NOTHING = frozenset(("", "unknown", "noarch", "all"))
-_RUNS_TOO = {"amd64": "386", "arm64": "arm"}
+_UNSPECIFIED = frozenset(("", "unknown", "noarch", "all"))
+_ALSO_RUNS = {"amd64": "386", "arm64": "arm"}
 
 
 def this_platform() -> Platform:
@@ -37,7 +37,7 @@ def this_platform() -> Platform:
 
 
 def parse_platform(text: str) -> Platform:
-    """Take `OS/ARCHITECTURE[/VARIANT]` apart; UsageError for anything else."""
+    """Parse `OS/ARCHITECTURE[/VARIANT]`; UsageError for anything else."""
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(parts):
         raise UsageError(f"{text!r} is no platform; write OS/ARCHITECTURE[/VARIANT]")
@@ -45,40 +45,41 @@ def parse_platform(text: str) -> Platform:
 
 
 def choose_platform(manifests: Sequence[Descriptor], wanted: Platform, what: str) -> Descriptor:
-    """The manifest for a platform; NotSupportedError, naming those there are, without one.
+    """The manifest for a platform; without one, NotSupportedError that lists those there are.
 
-    Entries of no platform (`unknown/unknown`, as attestations have it) are never chosen. A newer
-    variant of ARM runs older ones; the newest that it runs is taken.
+    Entries without a platform (`unknown/unknown`, as attestations have it) are never chosen. A
+    newer variant of ARM runs older ones; the newest that it runs is taken.
     """
-    found: tuple[int, Descriptor] | None = None
+    best: Descriptor | None = None
+    best_rank = 0
     for one in manifests:
         rank = _rank(one.platform, wanted)
-        if rank > 0 and (found is None or rank > found[0]):
-            found = rank, one
-    if found is not None:
-        return found[1]
-    there = sorted({str(p) for one in manifests if (p := one.platform) and p.os != "unknown"})
+        if rank > best_rank:
+            best, best_rank = one, rank
+    if best is not None:
+        return best
+    offered = sorted({str(p) for one in manifests if (p := one.platform) and p.os != "unknown"})
     raise NotSupportedError(
-        f"{what} has no image for {wanted}; there are {', '.join(there) or 'none at all'}"
+        f"{what} has no image for {wanted}; there are {', '.join(offered) or 'none at all'}"
     )
 
 
 def check_platform(offered: Platform, wanted: Platform, what: str) -> None:
-    """Raise NotSupportedError where an image alone is for another platform than the wanted one."""
+    """Raise NotSupportedError where an image without an index is for another platform."""
     if _rank(offered, wanted) == 0:
         raise NotSupportedError(f"{what} has no image for {wanted}; it is one for {offered}")
 
 
 def check_alone(offered: Platform, what: str) -> None:
-    """Raise NotSupportedError where an image that no index names is not for this machine.
+    """Raise NotSupportedError where an image without an index is not for this machine.
 
-    As podman does, this heeds no variant, which few such images name and some of them wrongly. It
-    lets through what names no architecture, and what most kernels of this machine's run as well.
+    As with podman, variants are ignored, which few such images name and some of them wrongly. An
+    image without an architecture passes, and so does one that this machine's kernel mostly runs.
     """
     here = this_platform()
     system, architecture = offered.os.lower(), offered.architecture.lower()
     architecture = _GO_NAMES.get(architecture, architecture)
-    fitting = {here.architecture, _RUNS_TOO.get(here.architecture), *_SAYS_NOTHING}
+    fitting = {here.architecture, _ALSO_RUNS.get(here.architecture), *_UNSPECIFIED}
     if system not in ("", "unknown", here.os) or architecture not in fitting:
         raise NotSupportedError(f"{what} has no image for {here}; it is one for {offered}")
 
@@ -94,7 +95,7 @@ def _rank(offered: Platform | None, wanted: Platform) -> int:
 
 
 def _level(one: Platform) -> int:
-    """The number of a variant, where none means what every machine of the kind runs."""
-    plain = {"arm64": "v8", "amd64": "v1", "arm": "v7"}.get(one.architecture, "")
-    digits = re.fullmatch(r"v(\d{1,2})", one.variant or plain)
+    """The number of a variant; without one, that of the variant which every such machine runs."""
+    common = {"arm64": "v8", "amd64": "v1", "arm": "v7"}.get(one.architecture, "")
+    digits = re.fullmatch(r"v(\d{1,2})", one.variant or common)
     return int(digits[1]) if digits else 0

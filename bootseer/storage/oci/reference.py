@@ -1,4 +1,4 @@
-"""Names of images, taken apart as container runtimes do. Pure.
+"""Names of images, parsed as container runtimes do. Pure but for looking for a directory.
 
 Source: the grammar of the `reference` package of distribution, whose names Docker, Podman and
 containerd share, with Docker Hub's short forms.
@@ -40,7 +40,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What a registry is asked for: the digest where there is one, else the tag."""
+        """What a registry is asked for: the digest when there is one, else the tag."""
         return self.digest or self.tag or DEFAULT_TAG
 
     @property
@@ -50,7 +50,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """The one spelling of this name; equal names mean the same thing asked of a registry."""
+        """The canonical spelling of this reference; equal references have equal names."""
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
@@ -59,9 +59,9 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Take `[oci://][HOST/]REPOSITORY[:TAG][@DIGEST]` or `oci-layout:DIR[:TAG][@DIGEST]` apart.
+    """Parse `[oci://][HOST/]REPOSITORY[:TAG][@DIGEST]` or `oci-layout:DIR[:TAG][@DIGEST]`.
 
-    Raises UsageError for what is no such name.
+    Raises UsageError for a text that is no such name.
     """
     if text.startswith(LAYOUT_SCHEME):
         return _parse_layout(text)
@@ -85,13 +85,13 @@ def parse_reference(text: str) -> Reference:
     )
     if not good:
         if at and not DIGEST.fullmatch(digest):
-            text = f"***@{digest}"  # somebody's login may stand before the sign
+            text = f"***@{digest}"  # a login may precede the @
         raise UsageError(f"{text!r} is not an image's name; write [HOST/]NAME[:TAG][@DIGEST]")
     return Reference(host.lower(), path, tag or ("" if digest else DEFAULT_TAG), digest)
 
 
 def is_repository(path: str) -> bool:
-    """Whether a text can be the name of a registry's repository."""
+    """Whether a text can be the name of a repository."""
     parts = path.split("/")
     return len(path) <= LONGEST_NAME and all(_PART.fullmatch(part) for part in parts)
 
@@ -111,7 +111,7 @@ def check_version(version: str) -> str:
 
 
 def _parse_layout(text: str) -> Reference:
-    """A folder may hold colons itself: one that is there under the whole name is meant."""
+    """Parse an image layout's name. A directory that exists under the whole name is meant."""
     place, at, digest = text.removeprefix(LAYOUT_SCHEME).partition("@")
     tag = ""
     head, colon, last = place.rpartition(":")

@@ -1,31 +1,30 @@
-"""Referrers: what names a manifest as its subject. Pure: documents and names.
+"""Referrers: manifests that name another one as their subject. Pure.
 
-Source: the distribution specification 1.1, "Listing referrers" and the referrers tag schema: a
+Source: the distribution specification 1.1, "Listing Referrers" and "Referrers Tag Schema": a
 registry without that API keeps an index under a tag that is made from the subject's digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Iterable
 
 from bootseer.storage.oci.manifest import (
     Descriptor,
     Index,
     Manifest,
     digest_of,
-    index_bytes,
     parse_manifest,
 )
 
 
-def fallback_tag(digest: str) -> str:
-    """The tag of a subject's index; the scheme's colon becomes a dash, 128 characters at most."""
+def referrers_tag(digest: str) -> str:
+    """The tag of a subject's index: its digest with a dash for the colon, cut to 128 characters."""
     algorithm, _, encoded = digest.partition(":")
     return f"{algorithm}-{encoded}"[:128]
 
 
-def describe(raw: bytes, media_type: str) -> Descriptor:
-    """How a referrers' index describes a manifest: with its annotations and artifact type."""
+def describe_manifest(raw: bytes, media_type: str) -> Descriptor:
+    """A manifest's descriptor for a referrers index: with its annotations and artifact type."""
     parsed = parse_manifest(raw, media_type)
     return Descriptor(
         media_type,
@@ -37,35 +36,11 @@ def describe(raw: bytes, media_type: str) -> Descriptor:
 
 
 def subject_of(parsed: Manifest | Index) -> str:
-    """The digest of a manifest's subject; "" without."""
+    """The digest of a manifest's subject; "" without one."""
     return parsed.subject.digest if parsed.subject is not None else ""
 
 
-def wanted(found: Iterable[Descriptor], artifact_type: str) -> list[Descriptor]:
-    """Those of an artifact type ("": all), each digest once: registries need not filter."""
-    once = {one.digest: one for one in found}
-    return [one for one in once.values() if artifact_type in ("", one.artifact_type)]
-
-
-def with_referrer(known: Sequence[Descriptor], added: Descriptor) -> bytes | None:
-    """The index with one more entry; None when it has it already."""
-    if any(one.digest == added.digest for one in known):
-        return None
-    return index_bytes([*known, added])
-
-
-def without_referrer(known: Sequence[Descriptor], digest: str) -> bytes | None:
-    """The index without an entry; None when it has no such."""
-    left = [one for one in known if one.digest != digest]
-    return index_bytes(left) if len(left) < len(known) else None
-
-
-def changed_without(
-    known: Sequence[Descriptor],
-    gone: Container[str],
-    change: Callable[[Sequence[Descriptor]], bytes | None],
-) -> bytes | None:
-    """The index changed, and without what is `gone`; None when both leave it as it is."""
-    left = [one for one in known if one.digest not in gone]
-    changed = change(left)
-    return index_bytes(left) if changed is None and len(left) < len(known) else changed
+def filter_referrers(listed: Iterable[Descriptor], artifact_type: str) -> list[Descriptor]:
+    """Referrers of an artifact type ("": all), each once: registries need not filter them."""
+    unique = {one.digest: one for one in listed}
+    return [one for one in unique.values() if artifact_type in ("", one.artifact_type)]

@@ -1,8 +1,8 @@
-"""Repositories of images and artifacts: the interface, and `open_repository`.
+"""The contract of repositories of images and artifacts.
 
-A repository is a place of manifests, found by tag or digest, and of blobs, found by digest. Every
-manifest is checked against its digest before anybody sees it, and so is a blob read whole; a
-range of a blob cannot be checked here, which is for whoever knows the digests of its parts.
+A repository has manifests, by tag or digest, and blobs, by digest. Every manifest is checked
+against its digest before it is returned, and so is a blob that is read whole; a range of a blob
+cannot be checked here: its reader does that, by digests of the blob's parts.
 """
 
 from __future__ import annotations
@@ -11,67 +11,36 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from bootseer.storage.oci.manifest import (
-    Descriptor,
-    Index,
-    Manifest,
-    Platform,
-    digest_of,
-    index_bytes,
-    manifest_bytes,
-    parse_manifest,
-)
-from bootseer.storage.oci.platforms import parse_platform, this_platform
-from bootseer.storage.oci.reference import LAYOUT_SCHEME, Reference, parse_reference
-from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.storage.oci.manifest import Descriptor, Index, Manifest, Platform
+from bootseer.storage.oci.reference import Reference
 from bootseer.storage.store import Store
 
-__all__ = [
-    "BlobStream",
-    "Descriptor",
-    "Index",
-    "Manifest",
-    "Platform",
-    "Progress",
-    "Reference",
-    "Repository",
-    "RepositoryReader",
-    "digest_of",
-    "index_bytes",
-    "manifest_bytes",
-    "open_repository",
-    "parse_manifest",
-    "parse_platform",
-    "parse_reference",
-    "this_platform",
-]
-
 Progress = Callable[[int], None]
-"""Called with the bytes that were moved since the last call."""
+"""Called with the number of bytes that were transferred since the last call."""
 
 
 class BlobStream(Protocol):
     """One blob read from an offset to its end; a context manager.
 
-    After a cut it goes on where it was. With `verify` and from offset 0, `readinto` answers 0
-    only when all bytes had the digest; CorruptDataError else: until then none may be believed.
+    After a cut it goes on where it was. With `verify` and from offset 0, `readinto` returns 0 only
+    when all bytes had the digest, else it raises CorruptDataError: use no byte before that.
     """
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole blob; -1 where the registry does not say."""
+        """Bytes of the whole blob; -1 where the registry does not report them."""
 
     def readinto(self, view: memoryview, /) -> int:
-        """Put the next bytes into `view`; how many, 0 at the end. Fills less than all at will."""
+        """Put some of the next bytes into `view`; how many, 0 at the end."""
 
     def read(self, size: int = -1, /) -> bytes:
         """The next `size` bytes, fewer at the end only; all that are left when negative."""
 
     def cancel(self) -> None:
-        """Make whoever reads fail soon; for another thread."""
+        """Make the thread that reads fail soon; for another thread."""
 
     def close(self) -> None:
-        """Let go of the connection; twice is safe."""
+        """Close the connection; twice is safe."""
 
     def __enter__(self) -> Self: ...
 
@@ -84,7 +53,7 @@ class BlobStream(Protocol):
 
 
 class RepositoryReader(Protocol):
-    """What is read of a repository; any number of threads may use it. A context manager.
+    """A repository to be read, by any number of threads; a context manager.
 
     Raises NotFoundError, AccessDeniedError, StoreUnavailableError, CorruptDataError and
     NotSupportedError as stores do.
@@ -100,7 +69,7 @@ class RepositoryReader(Protocol):
     def image(self, version: str, platform: Platform | None = None) -> tuple[Descriptor, Manifest]:
         """The manifest of an image for a platform (None: this machine's).
 
-        NotSupportedError names the platforms there are when this one is not among them.
+        NotSupportedError lists the image's platforms when this one is not among them.
         """
 
     def blob(self, descriptor: Descriptor, *, limit_bytes: int) -> bytes:
@@ -126,14 +95,18 @@ class RepositoryReader(Protocol):
 
 
 class Repository(RepositoryReader, Protocol):
-    """One repository, also to be written."""
+    """A repository to be read and written."""
 
     @property
     def reference(self) -> Reference:
-        """Where this is: a reference without tag and digest."""
+        """The repository's own reference, without tag and digest."""
+
+    @property
+    def plain_http(self) -> bool:
+        """Whether the registry itself is asked without TLS."""
 
     def resolve(self, version: str) -> Descriptor:
-        """The manifest or index that a tag or digest names; its bytes are then at hand."""
+        """The manifest or index that a tag or digest names, which is then in memory."""
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository holds a blob."""
@@ -150,42 +123,18 @@ class Repository(RepositoryReader, Protocol):
         """Store a blob, given as bytes or as a file's path; False when it was there already.
 
         `mount_from` is a repository of the same registry that may hold it. CorruptDataError when
-        the source has not the digest.
+        the source has another digest.
         """
 
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
-        """Store a manifest under its digest, and a tag; a subject will find it as a referrer."""
+        """Store a manifest under its digest, and a tag; it becomes a referrer of its subject."""
 
     def delete_referrer(self, subject: str, digest: str) -> None:
-        """Delete a manifest that refers to `subject`; one that is not there is no error.
+        """Delete a manifest that refers to `subject`; a missing one is no error.
 
-        NotSupportedError where the registry deletes nothing; then nothing is changed. Its blobs go
-        when the registry collects garbage.
+        NotSupportedError where the registry deletes nothing; then nothing is changed. Its blobs are
+        removed when the registry collects garbage.
         """
 
     def tags(self) -> list[str]:
         """All tags, sorted."""
-
-
-def open_repository(
-    reference: str,
-    options: StoreOptions | None = None,
-    *,
-    plain_http: bool | None = None,
-    push: bool = False,
-) -> tuple[Repository, Reference]:
-    """Open the repository that a name or URL lies in; nothing is contacted yet.
-
-    `reference` is an image's name, `oci://HOST/NAME`, or `oci-layout:DIR`. `plain_http` says
-    whether the registry speaks http; None: on loopback, and where options or environment name
-    the host. `push` asks for the right to write when it first logs in. Raises UsageError.
-    """
-    options = options or DEFAULTS
-    parsed = parse_reference(reference)
-    if reference.startswith(LAYOUT_SCHEME):
-        from bootseer.storage.oci.layout_repository import LayoutRepository
-
-        return LayoutRepository(parsed.repository, writable=push), parsed
-    from bootseer.storage.oci.registry_repository import RegistryRepository
-
-    return RegistryRepository(parsed, options, plain_http=plain_http, push=push), parsed

@@ -1,15 +1,17 @@
-"""Calls to NameNodes: authentication, fail-over between them, retries, and where data is.
+"""Calls to NameNodes: authentication, fail-over between them, retries, and redirects to data.
 
 Calls without data go through `requests`, whose sessions carry cookies and SPNEGO. A delegation
 token is appended to the request line below `requests` and `urllib3`, so that neither can put it
-into a log or an exception; nor does a redirect's address leave this module but as a `Target`,
-whose repr hides it. The environment (proxies, .netrc, CA variables) is not read.
+into a log or an exception; a redirect's address leaves this module only as a `Target`, whose repr
+hides it. The environment (proxies, .netrc, CA variables) is not read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import pwd
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,26 +24,27 @@ from bootseer.errors import (
     StoreUnavailableError,
     UselessAnswerError,
 )
-from bootseer.storage.http.errors import useless_answer
+from bootseer.storage.hdfs.remote_exceptions import from_remote_exception, is_standby
+from bootseer.storage.http.errors import header_excess
+from bootseer.storage.http.exchange import HEADERS
 from bootseer.storage.http.responses import (
     REDIRECTS,
     Target,
-    answer_error,
     origin_of,
-    resolve,
-    retry_after,
+    parse_retry_after,
+    resolve_location,
+    response_error,
 )
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.retry import retrying
-from bootseer.storage.token_files import login_name, read_token
+from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import StoreUrl
 from bootseer.storage.webhdfs.protocol import (
-    is_standby,
+    Parameters,
+    keep_path,
     parse_json,
-    remote_error,
-    remote_exception,
+    parse_remote_exception,
     request_path,
-    same_path,
 )
 
 try:
@@ -53,8 +56,6 @@ except ImportError as missing:
     raise NotSupportedError(
         "webhdfs:// needs the package requests; install it with: pip install 'bootseer[webhdfs]'"
     ) from missing
-
-Parameters = list[tuple[str, str]]
 
 
 class NameNodes:
@@ -77,6 +78,7 @@ class NameNodes:
         self._uses_token = has_token and options.auth != "simple"
 
     def close(self) -> None:
+        """Close idle connections; the next call opens new ones."""
         with self._lock:
             sessions, self._sessions = self._sessions, []
         for session in sessions:
@@ -92,18 +94,19 @@ class NameNodes:
         *,
         retry_s: float | None = None,
     ) -> dict[str, Any]:
-        """One call and its JSON; transient faults are tried again for `retry_s`."""
+        """Make one call and return its JSON; transient faults are retried for `retry_s`."""
 
         def once() -> dict[str, Any]:
-            with self._answer(method, request_path(path, op, self._who(parameters)), what) as got:
-                return parse_json(got.content, what)
+            request = request_path(path, op, self._with_user(parameters))
+            with self._ask(method, request, what) as response:
+                return parse_json(response.content, what)
 
         return retrying(once, retry_s=self._options.retry_s if retry_s is None else retry_s)
 
     def beans(self, query: str, what: str) -> dict[str, Any]:
         """The NameNode's JMX page, which any user may read on most clusters."""
-        with self._answer("GET", f"/jmx?qry={quote(query, safe=':,=')}", what) as got:
-            return parse_json(got.content, what)
+        with self._ask("GET", f"/jmx?qry={quote(query, safe=':,=')}", what) as response:
+            return parse_json(response.content, what)
 
     def redirect(
         self,
@@ -117,40 +120,42 @@ class NameNodes:
         stall_s: float | None = None,
     ) -> Target:
         """Where the NameNode sends a request with data. Nothing is changed by asking."""
-        request = request_path(path, op, self._who(parameters))
+        request = request_path(path, op, self._with_user(parameters))
 
         def once() -> Target:
-            with self._answer(method, f"{request}&noredirect=true", what, stall_s) as got:
-                here = Target(origin_of(self.tls, self._authority_of(got)), request)
-                if got.status_code in REDIRECTS:
-                    return same_path(here, resolve(here, got.headers.get("Location"), what))
-                if "json" in got.headers.get("Content-Type", ""):
-                    location = parse_json(got.content, what).get("Location")
-                    return same_path(here, resolve(here, str(location or ""), what))
-                # A gateway (HttpFS) serves data itself: ask it again on a connection of ours.
-                secret = [("delegation", self._secret())] if self._uses_token else []
-                return Target(here.origin, request_path(path, op, self._who(parameters) + secret))
+            with self._ask(method, f"{request}&noredirect=true", what, stall_s) as response:
+                here = Target(origin_of(self.tls, _authority_of(response)), request)
+                if response.status_code in REDIRECTS:
+                    location = response.headers.get("Location")
+                elif "json" in response.headers.get("Content-Type", ""):
+                    location = str(parse_json(response.content, what).get("Location") or "")
+                else:
+                    # A gateway (HttpFS) serves data itself: ask it on a connection of ours.
+                    secret = [("delegation", self._secret())] if self._uses_token else []
+                    parts = self._with_user(parameters) + secret
+                    return Target(here.origin, request_path(path, op, parts))
+                return keep_path(here, resolve_location(here, location, what))
 
         return retrying(once, retry_s=retry_s)
 
-    def _who(self, parameters: Parameters) -> Parameters:
+    def _with_user(self, parameters: Parameters) -> Parameters:
         if self._kerberos or self._uses_token:
             return parameters
         return [*parameters, ("user.name", self._user())]
 
     def _user(self) -> str:
         return (
-            self._options.user or self._at.user or self._at.parameter("user.name") or login_name()
+            self._options.user or self._at.user or self._at.parameter("user.name") or _login_name()
         )
 
     def _secret(self) -> str:
         return self._token or read_token(self._options.token_file)
 
     @contextlib.contextmanager
-    def _answer(
+    def _ask(
         self, method: str, request: str, what: str, stall_s: float | None = None
     ) -> Iterator[requests.Response]:
-        """An answer of the active NameNode that is no error; others are asked in turn."""
+        """A successful response of the active NameNode, which is looked for among all."""
         with self._lock:
             first = self._active
             session = self._sessions.pop() if self._sessions else None
@@ -159,21 +164,20 @@ class NameNodes:
         try:
             for turn in range(len(self._hosts)):
                 number = (first + turn) % len(self._hosts)
+                host = self._hosts[number]
                 try:
-                    answer = self._send(
-                        session, self._hosts[number], method, request, what, stall_s
-                    )
+                    response = self._send(session, host, method, request, what, stall_s)
                 except StoreUnavailableError as error:
                     if failed is None or not isinstance(error, _StandbyError):
-                        failed = error  # what ails the active one says more
+                        failed = error  # the active one's fault says more than a stand-by
                     continue
                 with self._lock:
                     self._active = number
-                with answer:
+                with response:
                     try:
-                        yield answer
+                        yield response
                     except (requests.RequestException, http.client.HTTPException) as error:
-                        raise _mapped(error, self._hosts[number], what) from error
+                        raise _mapped(error, host, what) from error
                 return
             raise failed or StoreUnavailableError(f"cannot {what}: no NameNode is named")
         finally:
@@ -191,36 +195,36 @@ class NameNodes:
     ) -> requests.Response:
         scheme = "https" if self.tls else "http"
         try:
-            answer = session.request(
+            response = session.request(
                 method,
                 f"{scheme}://{host}{request}",
                 allow_redirects=False,
                 stream=True,
                 timeout=(self._options.connect_s, stall_s or self._options.stall_s),
                 verify=self._options.ca_file or True,
-                headers={"Accept-Encoding": "identity", "User-Agent": "bootseer"},
+                headers=HEADERS,
             )
-            if answer.status_code < 400:
-                return answer
-            with answer:
-                body = answer.content
+            if response.status_code < 400:
+                return response
+            with response:
+                body = response.content
         except (requests.RequestException, http.client.HTTPException, OSError) as error:
             raise _mapped(error, host, what) from error
-        remote = remote_exception(body)
+        remote = parse_remote_exception(body)
         if remote is None:
-            if answer.status_code == 401 and self._kerberos:
+            if response.status_code == 401 and self._kerberos:
                 raise AccessDeniedError(
                     f"cannot {what}: {host} does not accept our Kerberos ticket; run kinit"
                 )
-            raise answer_error(answer.status_code, answer.reason, answer.headers, host, what)
+            raise response_error(
+                response.status_code, response.reason, response.headers, host, what
+            )
         if is_standby(remote):
             raise _StandbyError(
                 f"cannot {what}: the NameNode {host} is on stand-by; name the others too"
             )
-        raise remote_error(remote, what, retry_after_s=retry_after(answer.headers))
-
-    def _authority_of(self, answer: requests.Response) -> str:
-        return (answer.url or "").partition("://")[2].partition("/")[0]
+        retry_after_s = parse_retry_after(response.headers)
+        raise from_remote_exception(remote, what, retry_after_s=retry_after_s)
 
     def _new_session(self) -> requests.Session:
         session = requests.Session()
@@ -235,11 +239,11 @@ class NameNodes:
 
 
 class _StandbyError(StoreUnavailableError):
-    """This NameNode answers, but only the active one serves."""
+    """The NameNode is up, but not the active one."""
 
 
 class _TokenAdapter(HTTPAdapter):
-    """Appends the token to the request line at the last moment, unseen by the layers above."""
+    """Appends the token to the request line below the layers that log and raise."""
 
     def __init__(self, secret: Callable[[], str]) -> None:
         self._secret_text = secret
@@ -266,6 +270,18 @@ class _TokenAdapter(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
 
 
+def _authority_of(response: requests.Response) -> str:
+    return (response.url or "").partition("://")[2].partition("/")[0]
+
+
+def _login_name() -> str:
+    """The process's user as HDFS names it under simple authentication."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def _with_token(request: str, token: str) -> str:
     return f"{request}{'&' if '?' in request else '?'}delegation={quote(token, safe='')}"
 
@@ -282,7 +298,7 @@ def _spnego() -> Any:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it was made of, which requests and urllib3 hand on as arguments."""
+    """An error and its causes, which requests and urllib3 pass on as its arguments."""
     pending: list[object] = [error]
     while pending:
         cause = pending.pop()
@@ -293,9 +309,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _mapped(error: Exception, host: str, what: str) -> BootseerError:
     for cause in _causes(error):
-        useless = useless_answer(cause)
-        if useless:
-            return UselessAnswerError(f"cannot {what}: {host} {useless}")
+        excess = header_excess(cause)
+        if excess:
+            return UselessAnswerError(f"cannot {what}: {host} {excess}")
     if isinstance(error, requests.exceptions.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return AccessDeniedError(

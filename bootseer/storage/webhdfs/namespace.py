@@ -1,9 +1,8 @@
-"""The names in one folder of HDFS: everything that moves no data."""
+"""Calls to the NameNode that move no data: status, listings, block locations, renames, space."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from bootseer.errors import (
@@ -14,101 +13,69 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
-from bootseer.storage.http.pool import Pool
-from bootseer.storage.options import StoreOptions
-from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.store import Stat, check_name
-from bootseer.storage.urls import StoreUrl
-from bootseer.storage.webhdfs.namenodes import NameNodes, Parameters
+from bootseer.storage.store import TEMPORARY, Stat
+from bootseer.storage.webhdfs.client import Client
 from bootseer.storage.webhdfs.protocol import (
     Block,
-    Datanode,
-    block_locations,
-    file_stat,
-    is_object_listing,
-    listed,
-    live_datanodes,
-    located_blocks,
-    quota_left,
-    room_left,
-    understood,
+    Parameters,
+    expecting_fields,
+    is_listing_of_file,
+    parse_block_locations,
+    parse_file_status,
+    parse_listing,
+    parse_live_datanodes,
+    parse_located_blocks,
+    parse_remaining_bytes,
+    parse_remaining_quota,
 )
 
-HIDDEN = "."
-TEMPORARY = ".tmp-"
 PROBES = 8
 NAMENODE_INFO = "Hadoop:service=NameNode,name=NameNodeInfo"
 
 
-class Folder:
-    """Names below the folder that a store's URL names, on one cluster.
+class Namespace:
+    """The names below one folder of HDFS; any number of threads may use it."""
 
-    `names` are its NameNodes, `pool` the connections to its DataNodes.
-    """
+    def __init__(self, client: Client) -> None:
+        self._client, self._url = client, client.url
+        self._lists_in_parts = True  # LISTSTATUS_BATCH, of Hadoop 2.8 and later
+        self._has_block_locations = True  # GET_BLOCK_LOCATIONS, which is private to Hadoop
 
-    def __init__(self, at: StoreUrl, options: StoreOptions) -> None:
-        self.url = at.shown
-        self.options = options
-        self.names = NameNodes(at, options)
-        self.pool = Pool(connect_s=options.connect_s, ca_file=options.ca_file)
-        self._root = "/" + at.path.strip("/")
-        self._lock = threading.Lock()
-        self._data_ports: dict[str, str] = {}
-        self._lists_in_parts = True
-        self._locates_privately = True
-
-    def close(self) -> None:
-        self.pool.close()
-        self.names.close()
-
-    def path(self, name: str) -> str:
-        """The absolute path of a name; UsageError when it is none."""
-        return f"{self._root.rstrip('/')}/{check_name(name)}"
-
-    def data_path(self, name: str) -> str:
-        """The path of an object that DataNodes are to be asked for.
-
-        Those of Hadoop 2 decode a path twice, so "a%41" would silently be the object "aA"; and
-        a "+" makes them lose letters beyond ASCII.
-        """
-        path = self.path(name)
-        if "%" in path or ("+" in path and not path.isascii()):
-            raise NotSupportedError(
-                f"{name} in {self.url} has a % (or a + beside letters beyond ASCII) in its path,"
-                " which DataNodes misread over WebHDFS; use hdfs:// or another name"
-            )
-        return path
-
-    def attempt(self) -> Attempt:
-        """A try that nobody else watches."""
-        return Attempt(stall_s=self.options.stall_s)
-
-    def data_address(self, web: str) -> str:
-        """Where a DataNode serves blocks, by which `excludedatanodes` knows it."""
-        return self._data_ports.get(web, web)
+    def _call(
+        self,
+        method: str,
+        path: str,
+        op: str,
+        parameters: Parameters,
+        what: str,
+        *,
+        retry_s: float | None = None,
+    ) -> dict[str, Any]:
+        return self._client.namenodes.call(method, path, op, parameters, what, retry_s=retry_s)
 
     def stat(self, name: str) -> Stat:
-        what = f"look at {name} in {self.url}"
-        found = self.names.call("GET", self.path(name), "GETFILESTATUS", [], what)
-        with understood(what):
-            return file_stat(name, found["FileStatus"])
+        """Describe one object or folder."""
+        what = f"look at {name} in {self._url}"
+        response = self._call("GET", self._client.path(name), "GETFILESTATUS", [], what)
+        with expecting_fields(what):
+            return parse_file_status(name, response["FileStatus"])
 
     def children(self, folder: str) -> Iterator[Stat]:
         """Direct children, hidden ones included."""
-        path = self.path(folder) if folder else self._root
+        path = self._client.path(folder) if folder else self._client.root
         prefix = f"{folder}/" if folder else ""
-        what = f"list {folder or 'the root'} of {self.url}"
+        what = f"list {folder or 'the root'} of {self._url}"
         after: Parameters = []
-        while self._lists_in_parts:  # Hadoop 2.8 and later: a huge folder comes in pieces
+        while self._lists_in_parts:  # a huge folder comes in several responses
             try:
-                found = self.names.call("GET", path, "LISTSTATUS_BATCH", after, what)
+                response = self._call("GET", path, "LISTSTATUS_BATCH", after, what)
             except NotSupportedError:
                 self._lists_in_parts = False
                 break
-            with understood(what):
-                part = found["DirectoryListing"]["partialListing"]
-                more = found["DirectoryListing"].get("remainingEntries")
+            with expecting_fields(what):
+                part = response["DirectoryListing"]["partialListing"]
+                more = response["DirectoryListing"].get("remainingEntries")
                 if more:
                     last = part["FileStatuses"]["FileStatus"][-1]["pathSuffix"]
                     after = [("startAfter", last)]
@@ -116,60 +83,63 @@ class Folder:
             yield from entries
             if not more:
                 return
-        found = self.names.call("GET", path, "LISTSTATUS", [], what)
-        with understood(what):
-            entries = _entries(found, prefix, what)
+        response = self._call("GET", path, "LISTSTATUS", [], what)
+        with expecting_fields(what):
+            entries = _entries(response, prefix, what)
         yield from entries
 
     def blocks(self, name: str) -> list[Block]:
-        """An object's blocks in order; none where the server cannot tell."""
-        path, what = self.path(name), f"find the blocks of {name} in {self.url}"
-        if self._locates_privately:
+        """An object's blocks in order; none where the server cannot say."""
+        client = self._client
+        path, what = client.path(name), f"find the blocks of {name} in {self._url}"
+        if self._has_block_locations:
             try:
-                found = self.names.call("GET", path, "GET_BLOCK_LOCATIONS", [], what)
-                with understood(what):
-                    blocks = located_blocks(found, tls=self.names.tls)
-                self._learn([d for b in blocks for d in b.datanodes])
+                response = self._call("GET", path, "GET_BLOCK_LOCATIONS", [], what)
+                with expecting_fields(what):
+                    blocks = parse_located_blocks(response, tls=client.namenodes.tls)
+                client.learn_addresses(d for block in blocks for d in block.datanodes)
                 return blocks
             except NotSupportedError:
-                self._locates_privately = False
+                self._has_block_locations = False
         try:
-            found = self.names.call("GET", path, "GETFILEBLOCKLOCATIONS", [], what)
+            response = self._call("GET", path, "GETFILEBLOCKLOCATIONS", [], what)
         except NotSupportedError:
             return []
-        with understood(what):
-            return block_locations(found)
+        with expecting_fields(what):
+            return parse_block_locations(response)
 
     def datanodes(self) -> list[str]:
-        """DataNodes in service: the NameNode's own list, or whom it sends writers to."""
-        what = f"find the DataNodes of {self.url}"
-        self.names.call("GET", "/", "GETFILESTATUS", [], what)  # finds the active NameNode
+        """DataNodes in service: by the NameNode's own list, or by where it sends writers."""
+        namenodes, what = self._client.namenodes, f"find the DataNodes of {self._url}"
+        self._call("GET", "/", "GETFILESTATUS", [], what)  # finds the active NameNode
         try:
-            found = live_datanodes(self.names.beans(NAMENODE_INFO, what), tls=self.names.tls)
+            beans = namenodes.beans(NAMENODE_INFO, what)
+            datanodes = parse_live_datanodes(beans, tls=namenodes.tls)
         except BootseerError:
-            found = []  # not every cluster shows this page to every user
-        if found:
-            self._learn(found)
-            return [d.web for d in found]
-        seen = {
-            self.names.redirect("PUT", f"{self._root}/{TEMPORARY}", "CREATE", [], what).origin
-            for _ in range(PROBES)
+            datanodes = []  # not every cluster shows this page to every user
+        if datanodes:
+            self._client.learn_addresses(datanodes)
+            return [datanode.web for datanode in datanodes]
+        probe = f"{self._client.root}/{TEMPORARY}"
+        origins = {
+            namenodes.redirect("PUT", probe, "CREATE", [], what).origin for _ in range(PROBES)
         }
-        return sorted(o.authority for o in seen) if len(seen) > 1 else []
+        return sorted(origin.authority for origin in origins) if len(origins) > 1 else []
 
-    def lack_of_room(self, name: str, what: str) -> NoSpaceError | None:
+    def find_lack_of_space(self, name: str, what: str) -> NoSpaceError | None:
         """Whether a quota or full DataNodes explain that a stream to `name` ended early.
 
-        DataNodes of Hadoop 2 say "201 Created" then, and keep what they have.
+        DataNodes of Hadoop 2 answer "201 Created" then, and keep the bytes that they have.
         """
+        path = self._client.path(name)
         try:
-            status = self.names.call("GET", self.path(name), "GETFILESTATUS", [], what, retry_s=0)
-            with understood(what):
-                block = int(status["FileStatus"]["blockSize"])
-                needed = block * int(status["FileStatus"]["replication"])
-            folder = self.path(name).rpartition("/")[0]
+            response = self._call("GET", path, "GETFILESTATUS", [], what, retry_s=0)
+            with expecting_fields(what):
+                block = int(response["FileStatus"]["blockSize"])
+                needed = block * int(response["FileStatus"]["replication"])
+            folder = path.rpartition("/")[0]
             while folder:
-                left = quota_left(self._usage(folder, what))
+                left = parse_remaining_quota(self._usage(folder, what))
                 if left is not None and left < needed:
                     return NoSpaceError(
                         f"cannot {what}: the space quota of {folder} leaves {left} bytes and the"
@@ -177,7 +147,7 @@ class Folder:
                         " blocks"
                     )
                 folder = folder.rpartition("/")[0]
-            room = room_left(self.names.beans(NAMENODE_INFO, what))
+            room = parse_remaining_bytes(self._client.namenodes.beans(NAMENODE_INFO, what))
         except BootseerError:
             return None
         if room is None or room >= block:
@@ -188,67 +158,62 @@ class Folder:
 
     def _usage(self, folder: str, what: str) -> dict[str, Any]:
         try:  # cheap, where the server has it
-            found = self.names.call("GET", folder, "GETQUOTAUSAGE", [], what)
+            response = self._call("GET", folder, "GETQUOTAUSAGE", [], what)
         except NotSupportedError:
-            found = self.names.call("GET", folder, "GETCONTENTSUMMARY", [], what)
-        usage: dict[str, Any] = found.get("QuotaUsage") or found.get("ContentSummary") or {}
+            response = self._call("GET", folder, "GETCONTENTSUMMARY", [], what)
+        usage: dict[str, Any] = response.get("QuotaUsage") or response.get("ContentSummary") or {}
         return usage
 
     def move(self, old: str, new: str, *, replace: bool, version: str) -> None:
         """RENAME in its atomic form; BusyError when the name is taken and not to be replaced.
 
-        The plain form would move an object *into* a folder of the new name. `version` tells
-        whether a try whose answer was lost did it after all.
+        The plain form would move an object *into* a folder of the new name. `version` is the
+        object's: it shows whether an attempt whose answer was lost has renamed it after all.
         """
-        what = f"rename {old} to {new} in {self.url}"
-        option = "OVERWRITE" if replace else "NONE"
-        parameters = [("destination", self.path(new)), ("renameoptions", option)]
+        what = f"rename {old} to {new} in {self._url}"
+        source, option = self._client.path(old), "OVERWRITE" if replace else "NONE"
+        parameters = [("destination", self._client.path(new)), ("renameoptions", option)]
         self._make_parent(new)
-        tries = 0
+        attempts = 0
 
         def once() -> None:
-            nonlocal tries
-            tries += 1
+            nonlocal attempts
+            attempts += 1
             try:
-                found = self.names.call(
-                    "PUT", self.path(old), "RENAME", parameters, what, retry_s=0
-                )
+                response = self._call("PUT", source, "RENAME", parameters, what, retry_s=0)
             except (NotFoundError, BusyError):
-                if tries > 1 and version and self.stat(new).version == version:
+                if attempts > 1 and version and self.stat(new).version == version:
                     return
                 raise
-            if found.get("boolean") is False:
+            if response.get("boolean") is False:
                 raise BusyError(f"cannot {what}: HDFS refuses, as the name is taken")
 
-        retrying(once, retry_s=self.options.retry_s)
+        retrying(once, retry_s=self._client.options.retry_s)
 
     def delete(self, name: str, *, recursive: str, retry_s: float | None = None) -> bool:
         """Remove an object or folder; False when there was none."""
-        found = self.names.call(
-            "DELETE", self.path(name), "DELETE", [("recursive", recursive)],
-            f"delete {name} in {self.url}", retry_s=retry_s,
-        )  # fmt: skip
-        return found.get("boolean") is not False
+        path, what = self._client.path(name), f"delete {name} in {self._url}"
+        parameters = [("recursive", recursive)]
+        response = self._call("DELETE", path, "DELETE", parameters, what, retry_s=retry_s)
+        return response.get("boolean") is not False
 
     def mkdir(self, folder: str) -> None:
-        what = f"make the folder {folder} in {self.url}"
-        found = self.names.call("PUT", self.data_path(folder), "MKDIRS", [], what)
-        if found.get("boolean") is False:
+        """Make a folder and its parents."""
+        what = f"make the folder {folder} in {self._url}"
+        response = self._call("PUT", self._client.data_path(folder), "MKDIRS", [], what)
+        if response.get("boolean") is False:
             raise StoreUnavailableError(f"cannot {what}: HDFS refuses")
 
     def _make_parent(self, name: str) -> None:
         folder = name.rpartition("/")[0]
         if folder:
             self.mkdir(folder)
-        elif self._root != "/":
-            self.names.call("PUT", self._root, "MKDIRS", [], f"make the folder {self.url}")
-
-    def _learn(self, datanodes: Sequence[Datanode]) -> None:
-        with self._lock:
-            self._data_ports.update(datanodes)
+        elif self._client.root != "/":
+            what = f"make the folder {self._url}"
+            self._call("PUT", self._client.root, "MKDIRS", [], what)
 
 
-def _entries(found: dict[str, Any], prefix: str, what: str) -> list[Stat]:
-    if is_object_listing(found):
+def _entries(listing: dict[str, Any], prefix: str, what: str) -> list[Stat]:
+    if is_listing_of_file(listing):
         raise NotFoundError(f"cannot {what}: it is an object, not a folder")
-    return list(listed(found, prefix))
+    return list(parse_listing(listing, prefix))

@@ -7,75 +7,49 @@ every GET and then closes the connection, so few long ranges, each within one bl
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from io import FileIO
+from collections.abc import Callable, Iterable, Sequence
 
-from bootseer.errors import NotFoundError, from_os_error
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.store import NO_HINTS, Placed, Preferred, Stat, WriteHints, check_name
+from bootseer.storage.store import BlockLocation, Stat, WriteHints
+from bootseer.storage.temporary_name_store import TemporaryNameStore
 from bootseer.storage.urls import parse_url
-from bootseer.storage.webhdfs.namespace import HIDDEN, TEMPORARY, Folder
-from bootseer.storage.webhdfs.protocol import stretches
+from bootseer.storage.webhdfs.client import Client
+from bootseer.storage.webhdfs.namespace import Namespace
+from bootseer.storage.webhdfs.protocol import locations_of
 from bootseer.storage.webhdfs.reader import Reader
 from bootseer.storage.webhdfs.writer import WebHdfsWriter
 
-RANGE_BYTES = 32 << 20
-STREAMS = 8
-COPY_BYTES = 4 << 20
 
-
-class WebHdfsStore:
+class WebHdfsStore(TemporaryNameStore):
     """`Store` over a folder of HDFS; any number of threads may use it."""
 
     def __init__(self, url: str, options: StoreOptions) -> None:
-        self._folder = Folder(parse_url(url), options)
-        self._reader = Reader(self._folder)
-        self._preferred = Preferred(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
-
-    @property
-    def url(self) -> str:
-        return self._folder.url
-
-    def __repr__(self) -> str:
-        return f"WebHdfsStore({self.url!r})"
-
-    @property
-    def preferred(self) -> Preferred:
-        return self._preferred
+        at = parse_url(url)
+        super().__init__(at, options)
+        self._client = Client(at, options)
+        self._namespace = Namespace(self._client)
+        self._reader = Reader(self._client, self._namespace)
 
     def close(self) -> None:
-        self._folder.close()
-
-    def local_path(self, name: str) -> str | None:
-        return None
-
-    def temporary(self, folder: str) -> str:
-        return f"{check_name(folder)}/{TEMPORARY}{uuid.uuid4().hex}"
+        self._client.close()
 
     def stat(self, name: str) -> Stat:
-        return self._folder.stat(name)
+        return self._namespace.stat(name)
 
-    def places(self, name: str) -> list[Placed]:
+    def locations(self, name: str) -> list[BlockLocation]:
         size = self.stat(name).size_bytes
-        return stretches(self._folder.blocks(name), size)
+        return locations_of(self._namespace.blocks(name), size)
 
-    def write_places(self) -> list[str]:
-        return self._folder.datanodes()
-
-    def list(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._folder.children(folder) if not _is_hidden(s))
-
-    def temporaries(self, folder: str) -> Iterator[Stat]:
-        return (s for s in self._folder.children(folder) if _is_hidden(s))
+    def write_nodes(self) -> list[str]:
+        return self._namespace.datanodes()
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
         retrying(
-            lambda: self._reader.scatter(name, offset, [view], self._folder.attempt()),
-            retry_s=self._folder.options.retry_s,
+            lambda: self._reader.read_scatter(name, offset, [view], self._client.attempt()),
+            retry_s=self._options.retry_s,
         )
 
     def read_scatter(
@@ -86,62 +60,29 @@ class WebHdfsStore:
         attempt: Attempt,
         filled: Callable[[int], None] | None = None,
     ) -> None:
-        self._reader.scatter(name, offset, buffers, attempt, filled)
+        self._reader.read_scatter(name, offset, buffers, attempt, filled)
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
-        return self._reader.whole(name, limit_bytes=limit_bytes)
-
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
-        return self._create(name, iter([data]))
-
-    def create_from_file(self, name: str, path: str) -> bool:
-        try:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise from_os_error(error, f"read {path}") from error
-        with file:
-            return self._create(name, _pieces(file, path))
-
-    def _create(self, name: str, pieces: Iterator[bytes]) -> bool:
-        try:
-            self.stat(name)
-            return False
-        except NotFoundError:
-            pass
-        with WebHdfsWriter(self._folder, name, keep_existing=True) as writer:
-            for piece in pieces:
-                writer.write(piece)
-        return writer.won
-
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
-        with WebHdfsWriter(self._folder, name) as writer:
-            writer.write(data)
-
-    def writer(self, name: str, hints: WriteHints = NO_HINTS) -> WebHdfsWriter:
-        return WebHdfsWriter(self._folder, name, hints)
+        return self._reader.read(name, limit_bytes=limit_bytes)
 
     def rename(self, old: str, new: str) -> None:
-        self._folder.data_path(new)
-        found = self.stat(old)
-        self._folder.move(old, new, replace=not found.is_folder, version=found.version)
+        self._client.data_path(new)  # raises for a name that could not be read again
+        stat = self.stat(old)
+        self._namespace.move(old, new, replace=not stat.is_folder, version=stat.version)
 
     def delete(self, name: str) -> None:
-        self._folder.delete(name, recursive="false")
+        self._namespace.delete(name, recursive="false")
 
     def delete_tree(self, folder: str) -> None:
-        self._folder.delete(folder, recursive="true")
+        self._namespace.delete(folder, recursive="true")
 
     def mkdir(self, folder: str) -> None:
-        self._folder.mkdir(folder)
+        self._namespace.mkdir(folder)
 
+    def _new_writer(self, name: str, hints: WriteHints, *, keep_existing: bool) -> WebHdfsWriter:
+        return WebHdfsWriter(
+            self._client, self._namespace, name, hints, keep_existing=keep_existing
+        )
 
-def _is_hidden(found: Stat) -> bool:
-    return found.name.rpartition("/")[2].startswith(HIDDEN)
-
-
-def _pieces(file: FileIO, path: str) -> Iterator[bytes]:
-    try:
-        while piece := file.read(COPY_BYTES):
-            yield piece
-    except OSError as error:
-        raise from_os_error(error, f"read {path}") from error
+    def _children(self, folder: str) -> Iterable[Stat]:
+        return self._namespace.children(folder)

@@ -7,7 +7,6 @@ temporary name, its length is compared when the stream has ended, and only then 
 from __future__ import annotations
 
 import http.client
-import select
 import socket
 import ssl
 import time
@@ -15,14 +14,14 @@ import uuid
 
 from bootseer.context_managers import Committing
 from bootseer.errors import BootseerError, BusyError, StoreUnavailableError
-from bootseer.storage.http.errors import broken
-from bootseer.storage.http.pool import shut_down
+from bootseer.storage.http.errors import transfer_error
+from bootseer.storage.http.exchange import is_readable, shut_down
 from bootseer.storage.http.responses import Target
-from bootseer.storage.request_control import Attempt
-from bootseer.storage.store import NO_HINTS, Stat, WriteHints
-from bootseer.storage.webhdfs.namespace import TEMPORARY, Folder
+from bootseer.storage.store import TEMPORARY, Stat, WriteHints
+from bootseer.storage.webhdfs.client import Client
+from bootseer.storage.webhdfs.namespace import Namespace
 from bootseer.storage.webhdfs.protocol import at_datanode
-from bootseer.storage.webhdfs.reader import refusal
+from bootseer.storage.webhdfs.reader import refusal_error
 
 PIECE_BYTES = 1 << 20  # one send; the stall time is for one
 GATHER_BYTES = 256 << 10  # smaller writes are sent together
@@ -31,43 +30,48 @@ FLUSH_S = 60.0  # closing waits for every replica
 ABORT_S = 1.0
 ABORT_WAIT_S = 0.05
 HEAD_BYTES = 4096
+ERROR_BYTES = 64 << 10
+HEADERS = (
+    ("Content-Type", "application/octet-stream"),
+    ("Transfer-Encoding", "chunked"),
+    ("Expect", "100-continue"),
+    ("User-Agent", "bootseer"),
+)
 
 
-class Upload:
-    """One CREATE being sent to a DataNode in chunks."""
+class CreateStream:
+    """The body of one CREATE, sent to a DataNode in chunks. `begin` comes first."""
 
-    def __init__(self, folder: Folder, target: Target, what: str) -> None:
-        self._what, self._origin = what, target.origin
-        self._attempt: Attempt = folder.attempt()
-        self._connection = folder.pool.connect(target.origin, what, self._attempt)
+    def __init__(self, client: Client, target: Target, what: str) -> None:
+        self._client, self._target, self._what = client, target, what
+        self._attempt = client.attempt()
+
+    def begin(self) -> None:
+        """Connect, and send the head of the request."""
+        self._connection = self._client.pool.connect(self._target.origin, self._what, self._attempt)
         self._sock: socket.socket = self._connection.sock
         self._sock.settimeout(self._attempt.stall_s)
         try:
-            self._connection.putrequest("PUT", target.request, skip_accept_encoding=True)
-            for name, value in (
-                ("Content-Type", "application/octet-stream"),
-                ("Transfer-Encoding", "chunked"),
-                ("Expect", "100-continue"),
-                ("User-Agent", "bootseer"),
-            ):
+            self._connection.putrequest("PUT", self._target.request, skip_accept_encoding=True)
+            for name, value in HEADERS:
                 self._connection.putheader(name, value)
             self._connection.endheaders()
             self._await_go_ahead()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise broken(error, target.origin, what, self._attempt) from error
-        except BaseException:  # who asked never had it to close
+            raise transfer_error(error, self._target.origin, self._what, self._attempt) from error
+        except BaseException:  # the caller has no stream to close yet
             self.close()
             raise
 
     def send(self, view: memoryview) -> None:
-        """Send some bytes, which are one chunk each MiB."""
+        """Send some bytes, a chunk for each MiB."""
         try:
             while view:
                 piece, view = view[:PIECE_BYTES], view[PIECE_BYTES:]
                 self._send_chunk(piece)
         except OSError as error:
-            raise self._refused_or(error) from error
+            raise self._refusal_or(error) from error
 
     def finish(self) -> None:
         """End the stream and wait until HDFS has taken it."""
@@ -76,7 +80,7 @@ class Upload:
             self._sock.settimeout(max(FLUSH_S, self._attempt.stall_s))
             self._check(self._connection.getresponse())
         except (OSError, http.client.HTTPException) as error:
-            raise self._refused_or(error) from error
+            raise self._refusal_or(error) from error
         finally:
             self.close()
 
@@ -104,15 +108,16 @@ class Upload:
         """Wait for "100 Continue", which HDFS sends when it has made the file, or a refusal."""
         end_s = time.monotonic() + GO_AHEAD_S
         if self._is_tls():
-            return  # cannot be looked ahead in; a refusal shows when sending fails
+            return  # TLS cannot be peeked at; a refusal shows when sending fails
         while (left_s := end_s - time.monotonic()) > 0:
-            if not _readable(self._sock, left_s):
+            if not is_readable(self._sock, left_s):
                 return
             head = self._sock.recv(HEAD_BYTES, socket.MSG_PEEK)
             if not head.startswith(b"HTTP/1.1 100"[: len(head)]) or not head:
                 self._check(self._connection.getresponse())
+                authority = self._target.origin.authority
                 raise StoreUnavailableError(
-                    f"cannot {self._what}: {self._origin.authority} answered before it had the data"
+                    f"cannot {self._what}: {authority} answered before it had the data"
                 )
             if (end := head.find(b"\r\n\r\n")) >= 0:
                 self._sock.recv(end + 4)
@@ -124,53 +129,52 @@ class Upload:
             if response.status in (200, 201):
                 response.read(HEAD_BYTES)
                 return
-            body = response.read(64 << 10)
-            raise refusal(
+            body = response.read(ERROR_BYTES)
+            raise refusal_error(
                 response.status,
                 response.reason,
                 response.headers,
-                self._origin.authority,
+                self._target.origin.authority,
                 body,
                 self._what,
             )
 
-    def _refused_or(self, error: Exception) -> BootseerError:
-        """Why a stream broke: HDFS's answer when it sent one before it closed, else the fault."""
+    def _refusal_or(self, error: Exception) -> BootseerError:
+        """Why a stream broke: HDFS's answer when it sent one before it closed, else `error`."""
         try:
-            if _readable(self._sock, 0.2):
+            if is_readable(self._sock, 0.2):
                 self._check(self._connection.getresponse())
-        except BootseerError as refused:
-            return refused
+        except BootseerError as refusal:
+            return refusal
         except (OSError, http.client.HTTPException, ValueError):
-            pass  # it closed without a word
-        return broken(error, self._origin, self._what, self._attempt)
+            pass  # it closed without an answer
+        return transfer_error(error, self._target.origin, self._what, self._attempt)
 
 
 class WebHdfsWriter(Committing):
-    """`ObjectWriter` to a temporary name in the object's folder.
-
-    With `keep_existing`, `won` says after `close` whether the name was free and is ours.
-    """
+    """`ObjectWriter` to a temporary name in the object's folder."""
 
     def __init__(
         self,
-        folder: Folder,
+        client: Client,
+        namespace: Namespace,
         name: str,
-        hints: WriteHints = NO_HINTS,
+        hints: WriteHints,
         *,
-        keep_existing: bool = False,
+        keep_existing: bool,
     ) -> None:
-        folder.data_path(name)
-        self._folder, self._name, self._hints = folder, name, hints
-        self._keep_existing = keep_existing
-        self._what = f"write {name} in {folder.url}"
+        client.data_path(name)  # raises for a name that cannot be written
+        self._client, self._namespace = client, namespace
+        self._name, self._hints, self._keep_existing = name, hints, keep_existing
+        self._what = f"write {name} in {client.url}"
         parent = name.rpartition("/")[0]
         self._temporary = f"{parent}/" * bool(parent) + TEMPORARY + uuid.uuid4().hex
         self._gathered = bytearray()
-        self._upload: Upload | None = None
+        self._stream: CreateStream | None = None
         self._written_bytes = 0
         self._ended = False
-        self.won = False
+        self.created = False
+        """Whether `close` gave the object its name; false when that was taken meanwhile."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -186,14 +190,14 @@ class WebHdfsWriter(Committing):
         try:
             self._flush()
             self._started().finish()
-            found = self._folder.stat(self._temporary)
-            if found.size_bytes != self._written_bytes:
+            stat = self._namespace.stat(self._temporary)
+            if stat.size_bytes != self._written_bytes:
                 short = StoreUnavailableError(
-                    f"cannot {self._what}: HDFS holds {found.size_bytes} of"
+                    f"cannot {self._what}: HDFS holds {stat.size_bytes} of"
                     f" {self._written_bytes} bytes; write it again"
                 )
-                raise self._folder.lack_of_room(self._temporary, self._what) or short
-            self._publish(found)
+                raise self._lack_of_space() or short
+            self._publish(stat)
         except BaseException:  # an interrupt too: nothing unpublished stays
             self.abort()
             raise
@@ -204,33 +208,33 @@ class WebHdfsWriter(Committing):
             return
         self._ended = True
         self._gathered.clear()
-        if self._upload is None:
+        if self._stream is None:
             return
-        self._upload.close()
+        self._stream.close()
         end_s = time.monotonic() + ABORT_S
         try:
-            # HDFS may still be about to make the file: it is cut off, so that will be soon.
+            # HDFS may still be about to make the file, soon, now that the stream is cut.
             while not self._remove() and time.monotonic() < end_s:
                 time.sleep(ABORT_WAIT_S)
         except BootseerError:
-            pass  # out of reach: the temporary stays, hidden, for whoever collects them
+            pass  # out of reach: the temporary stays, hidden, for `gc`
 
-    def _publish(self, found: Stat) -> None:
+    def _publish(self, stat: Stat) -> None:
         try:
-            self._folder.move(
+            self._namespace.move(
                 self._temporary,
                 self._name,
                 replace=not self._keep_existing,
-                version=found.version,
+                version=stat.version,
             )
-            self.won = True
+            self.created = True
         except BusyError:
             if not self._keep_existing:
                 raise
             self._remove()
 
     def _remove(self) -> bool:
-        return self._folder.delete(self._temporary, recursive="false", retry_s=0)
+        return self._namespace.delete(self._temporary, recursive="false", retry_s=0)
 
     def _flush(self) -> None:
         if self._gathered:
@@ -241,36 +245,35 @@ class WebHdfsWriter(Committing):
         try:
             self._started().send(view)
         except StoreUnavailableError as error:
-            full = self._folder.lack_of_room(self._temporary, self._what)
+            full = self._lack_of_space()
             if full is not None:
                 raise full from error
             raise
         self._written_bytes += len(view)
 
-    def _started(self) -> Upload:
-        if self._upload is None:
-            self._upload = Upload(self._folder, self._target(), self._what)
-        return self._upload
+    def _lack_of_space(self) -> BootseerError | None:
+        return self._namespace.find_lack_of_space(self._temporary, self._what)
+
+    def _started(self) -> CreateStream:
+        if self._stream is None:
+            stream = CreateStream(self._client, self._target(), self._what)
+            stream.begin()
+            self._stream = stream
+        return self._stream
 
     def _target(self) -> Target:
         hints = self._hints
-        wishes = [("overwrite", "false")]
+        parameters = [("overwrite", "false")]
         if hints.replication:
-            wishes.append(("replication", str(hints.replication)))
+            parameters.append(("replication", str(hints.replication)))
         if hints.block_bytes:
-            wishes.append(("blocksize", str(hints.block_bytes)))
-        target = self._folder.names.redirect(
+            parameters.append(("blocksize", str(hints.block_bytes)))
+        target = self._client.namenodes.redirect(
             "PUT",
-            self._folder.path(self._temporary),
+            self._client.path(self._temporary),
             "CREATE",
-            wishes,
+            parameters,
             self._what,
-            retry_s=self._folder.options.retry_s,
+            retry_s=self._client.options.retry_s,
         )
-        return at_datanode(target, hints.place) if hints.place else target
-
-
-def _readable(sock: socket.socket, wait_s: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN | select.POLLHUP | select.POLLERR)
-    return bool(poll.poll(wait_s * 1000))
+        return at_datanode(target, hints.node) if hints.node else target

@@ -30,8 +30,9 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
+from bootseer.storage.open import open_store
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.file import StripedFile, bytes_filled
 from bootseer.stripedfs.file_errors import file_error
 from bootseer.stripedfs.format.pointer import LeadsOutError

@@ -34,7 +34,8 @@ from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve import daemon
 from bootseer.fuse.serve.daemon import Log, in_a_child, users_of
-from bootseer.storage.store import Store, open_object
+from bootseer.storage.open import open_object
+from bootseer.storage.store import Store
 from bootseer.storage.urls import redact
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings

@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from bootseer.errors import NotFoundError, UsageError
-from bootseer.storage.store import Store, open_store
+from bootseer.storage.open import open_store
+from bootseer.storage.store import Store
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.namespace import Found
 

@@ -136,7 +136,7 @@ def plain_source(store: Store, name: str) -> PlainSource:
     stat = store.stat(name)
     if stat.is_folder:
         raise UsageError(f"{name} in {store.url} is a folder; name a file in it")
-    return PlainSource(store, stat, store.places(name) if stat.size_bytes else [])
+    return PlainSource(store, stat, store.locations(name) if stat.size_bytes else [])
 
 
 def striped_source(store: Store, striped: pointer.StripedObject, label: str) -> StripedSource:
@@ -155,7 +155,7 @@ def striped_source(store: Store, striped: pointer.StripedObject, label: str) -> 
 
 def _stretches(store: Store, part: str, label: str) -> Stretches:
     try:
-        return Stretches(store.places(part))
+        return Stretches(store.locations(part))
     except NotFoundError as error:
         raise CorruptDataError(f"{part} of {label} is missing; put the checkpoint anew") from error
 

@@ -21,7 +21,7 @@ from bootseer.errors import (
     StoreUnavailableError,
 )
 from bootseer.storage.retry import another
-from bootseer.storage.store import Placed, Stat, Store
+from bootseer.storage.store import BlockLocation, Stat, Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.pointer import StripedObject
 
@@ -49,12 +49,12 @@ class Stretches:
 
     __slots__ = ("_placed", "_starts", "length")
 
-    def __init__(self, placed: Sequence[Placed]) -> None:
+    def __init__(self, placed: Sequence[BlockLocation]) -> None:
         self._placed = tuple(placed)
         self._starts = tuple(p.offset for p in self._placed)
         self.length = self._placed[-1].offset + self._placed[-1].length if placed else 0
 
-    def at(self, offset: int) -> Placed:
+    def at(self, offset: int) -> BlockLocation:
         """The stretch that holds a byte; the last one for a byte past the end."""
         return self._placed[max(0, bisect.bisect_right(self._starts, offset) - 1)]
 
@@ -189,7 +189,7 @@ class PlainSource:
     source_class = "plain"
     volatile = True
 
-    def __init__(self, store: Store, stat: Stat, placed: Sequence[Placed]) -> None:
+    def __init__(self, store: Store, stat: Stat, placed: Sequence[BlockLocation]) -> None:
         self.store = store
         self.size_bytes = stat.size_bytes
         self.label = f"{stat.name} in {store.url}"

@@ -63,7 +63,7 @@ def verify(
     Damage is reported, not raised. Raises NotFoundError when there is no striped checkpoint,
     CorruptDataError when pointer or manifest are damaged, and the store's other errors.
     """
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
     from bootseer.stripedfs.shared_fetcher import shared_fetcher
 
     store, name = open_object(url, options)
@@ -150,7 +150,7 @@ class _Run:
                 lost.add(stripe)
                 self._add(Damage(path, part, stripe, -1, problem))
         good = [part for part, stripe in parts.items() if stripe not in lost and lengths[part]]
-        placed = in_parallel(lambda part: Stretches(self._store.places(part)), good)
+        placed = in_parallel(lambda part: Stretches(self._store.locations(part)), good)
         stretches = dict(zip(good, placed, strict=True))
         self._lost[path] = frozenset(lost)
         yield path, StripedSource(self._store, striped, label, stretches)

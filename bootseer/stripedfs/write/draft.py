@@ -78,7 +78,7 @@ class Draft:
     @classmethod
     def begin(cls, store: Store, name: str, note: dict[str, Any]) -> Draft:
         """Make a fresh one. `note` is what `adopt` will compare."""
-        folder = store.temporary(folder_of(name))
+        folder = store.temporary_name(folder_of(name))
         store.mkdir(f"{folder}/{WRITING}/{OPEN}")
         return cls(store, name, folder, note)
 
@@ -89,7 +89,7 @@ class Draft:
         for folder in temporaries(store, base):
             if read_note(store, folder) != note or not idle(store, base, folder):
                 continue
-            ours = store.temporary(base)
+            ours = store.temporary_name(base)
             try:
                 store.rename(folder, ours)
                 store.delete_tree(f"{ours}/{WRITING}/{LEASE}")
@@ -348,7 +348,7 @@ def idle(store: Store, base: str, folder: str, *, now_s: float | None = None) ->
 
 def store_now_s(store: Store, base: str) -> float:
     """The store's own clock, asked by writing an object: no two clocks are ever compared."""
-    probe = store.temporary(base) if base else f".tmp-{uuid.uuid4().hex}"  # hidden as well
+    probe = store.temporary_name(base) if base else f".tmp-{uuid.uuid4().hex}"  # hidden as well
     store.replace(probe, b"")
     try:
         return store.stat(probe).mtime_s

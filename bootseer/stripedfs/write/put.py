@@ -16,7 +16,8 @@ from bootseer.errors import (
     StoreUnavailableError,
     from_os_error,
 )
-from bootseer.storage.store import Store, open_object
+from bootseer.storage.open import open_object
+from bootseer.storage.store import Store
 from bootseer.stripedfs.format.json_fields import digest_of
 from bootseer.stripedfs.format.manifest import (
     Manifest,

@@ -114,7 +114,7 @@ def plan_write(
     steer = settings.placement == "steered" or (
         settings.placement == "auto" and settings.replication == 1
     )
-    places = store.write_places() if steer or not settings.width else []
+    places = store.write_nodes() if steer or not settings.width else []
     if steer:
         shuffle(places)  # several writers at once should not all begin at one server
     width = settings.width or _width(places)

@@ -124,7 +124,7 @@ def read_file(path: str) -> FileTrace:
 def write_file(path: str, trace: FileTrace) -> None:
     """Put a trace into its own file, in one step."""
     from bootseer.imageprefetch.filemode import file_trace as filetraces
-    from bootseer.storage.store import open_object
+    from bootseer.storage.open import open_object
 
     store, name = open_object(path if "/" in path else f"./{path}")
     try:

@@ -1,8 +1,8 @@
 """Authorization for registries: Basic, and Bearer tokens that are renewed as they are used.
 
-Only the server that a login is for sees it, and the token service which that server names; never
-where a redirect leads. A token is renewed from its source (file, helper, service) when its life
-is nearly over and when the server refuses it; of all who need one at once, one asks.
+A login is sent to the server that it is for, and to the token service which that server names;
+never where a redirect leads. A token is renewed from its source (file, helper, service) when its
+life is nearly over and when the server refuses it; of all threads that need one, one asks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlencode, urlsplit
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.errors import AccessDeniedError, BootseerError, StoreUnavailableError
-from bootseer.storage.http.pool import Exchange, Pool
-from bootseer.storage.http.responses import Origin, answer_error
+from bootseer.errors import AccessDeniedError, StoreUnavailableError
+from bootseer.storage.http.exchange import Exchange
+from bootseer.storage.http.pool import Pool
+from bootseer.storage.http.responses import Origin
 from bootseer.storage.oci.manifest import parse_object
 from bootseer.storage.oci.registry.challenge import (
     Challenge,
@@ -35,7 +36,7 @@ WAIT_FOR_OTHERS_S = 120.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Grant:
-    """What is sent, until when on the monotonic clock, and how it is had anew."""
+    """A header, until when on the monotonic clock it is sent, and how another is obtained."""
 
     header: str = dataclasses.field(repr=False)
     until_s: float
@@ -43,7 +44,7 @@ class _Grant:
 
 
 class _Renewal:
-    """A grant that one thread asks for and others wait for."""
+    """A grant that one thread obtains and others wait for."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -55,7 +56,7 @@ class _Renewal:
         self._over.set()
 
     def wait(self, endpoint: Endpoint) -> _Grant:
-        """What came of it; the waiter gets an error of its own."""
+        """The grant; a failure is raised as an error of the waiter's own."""
         if not self._over.wait(WAIT_FOR_OTHERS_S):
             raise StoreUnavailableError(f"the login at {endpoint.authority} takes too long")
         if self._grant is not None:
@@ -69,7 +70,7 @@ _Key = tuple[Origin, str, tuple[str, ...]]
 
 
 class Authorizer:
-    """Headers for endpoints and scopes; any number of threads may use one."""
+    """Authorization headers for endpoints and scopes; any number of threads may use one."""
 
     def __init__(
         self, pool_for: Callable[[Endpoint], Pool], login_for: Callable[[Endpoint], Login]
@@ -81,7 +82,7 @@ class Authorizer:
         self._renewals: dict[_Key, _Renewal] = {}
 
     def header(self, endpoint: Endpoint, scopes: Sequence[str], attempt: Attempt) -> str:
-        """What to send at once, "" when nothing is known yet; renewed first when it is old."""
+        """The header to send first, "" when none is known yet; renewed when it is old."""
         key = _key(endpoint, scopes)
         with self._lock:
             grant = self._grants.get(key)
@@ -99,7 +100,7 @@ class Authorizer:
         sent: str,
         attempt: Attempt,
     ) -> str:
-        """What to send after a refusal of `sent`; AccessDeniedError when there is nothing.
+        """The header to send after a refusal of `sent`; AccessDeniedError when there is none.
 
         Without challenges (a 403, say) the one known from before is answered again.
         """
@@ -108,9 +109,9 @@ class Authorizer:
             grant = self._grants.get(key)
             if grant is not None and grant.header == sent:
                 del self._grants[key]
-            known = self._challenges.get(key)  # it outlives the grant that another takes away
+            known = self._challenges.get(key)  # it outlives a grant that another thread drops
         if grant is not None and grant.header != sent:
-            return grant.header  # somebody renewed it in the meantime
+            return grant.header  # another thread renewed it meanwhile
         chosen = first_of(challenges, "bearer") or first_of(challenges, "basic")
         chosen = chosen or known
         if chosen is None:
@@ -123,11 +124,11 @@ class Authorizer:
     def _renew(
         self, endpoint: Endpoint, key: _Key, challenge: Challenge, old: str, attempt: Attempt
     ) -> _Grant:
-        """Another grant than `old`, which one thread asks for."""
+        """Another grant than `old`, which one thread obtains for all."""
         with self._lock:
             known = self._grants.get(key)
             if known is not None and known.header != old:
-                return known  # another had it done just now
+                return known  # another thread renewed it meanwhile
             renewal = self._renewals.get(key)
             leads = renewal is None
             if renewal is None:
@@ -135,8 +136,8 @@ class Authorizer:
         if not leads:
             return renewal.wait(endpoint)
         try:
-            grant = self._grant(endpoint, key[2], challenge, attempt)
-        except BaseException as error:  # whoever waits for this token hears of it
+            grant = self._obtain(endpoint, key[2], challenge, attempt)
+        except BaseException as error:  # the threads that wait for this token get it too
             with self._lock:
                 del self._renewals[key]
             renewal.end(None, error)
@@ -147,7 +148,7 @@ class Authorizer:
         renewal.end(grant, None)
         return grant
 
-    def _grant(
+    def _obtain(
         self, endpoint: Endpoint, scopes: tuple[str, ...], challenge: Challenge, attempt: Attempt
     ) -> _Grant:
         login = self._login_for(endpoint)
@@ -157,14 +158,13 @@ class Authorizer:
                 raise AccessDeniedError(_wants_login(endpoint, login))
             return _Grant(header, float("inf"), challenge)
         asked_s = time.monotonic()
-        token, life_s = _Service(endpoint, challenge, self._pool_for(endpoint), attempt).token(
-            login, scopes
-        )
+        service = _TokenService(endpoint, challenge, self._pool_for(endpoint), attempt)
+        token, life_s = service.get_token(login, scopes)
         return _Grant(f"Bearer {token}", use_until_s(asked_s, life_s), challenge)
 
 
-class _Service:
-    """The token service that a challenge names."""
+class _TokenService:
+    """The token service that a challenge names; AccessDeniedError when it names none."""
 
     def __init__(
         self, endpoint: Endpoint, challenge: Challenge, pool: Pool, attempt: Attempt
@@ -188,19 +188,19 @@ class _Service:
         self._scope = challenge.fields.get("scope", "")
         self._endpoint, self._pool, self._attempt = endpoint, pool, attempt
 
-    def token(self, login: Login, scopes: tuple[str, ...]) -> tuple[str, float]:
-        """A token and the seconds that it lives."""
+    def get_token(self, login: Login, scopes: tuple[str, ...]) -> tuple[str, float]:
+        """A token and its life in seconds."""
         if login and not self._may_know_login:
             raise AccessDeniedError(
                 f"cannot {self._what}: its token service speaks plain http, which is not told a"
                 " password; let it speak https"
             )
-        wanted = merge_scopes((*scopes, self._scope))
+        merged = merge_scopes((*scopes, self._scope))
         if login.identity_token:
-            with self._post(login, wanted) as exchange:
+            with self._post(login, merged) as exchange:
                 if exchange.status not in (404, 405):
                     return self._parse(exchange, login)
-        with self._get(login, wanted) as exchange:
+        with self._get(login, merged) as exchange:
             return self._parse(exchange, login)
 
     def _post(self, login: Login, scopes: tuple[str, ...]) -> Exchange:
@@ -232,15 +232,14 @@ class _Service:
     def _request(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None
     ) -> Exchange:
-        sent = {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
         attempt = Attempt(stall_s=self._attempt.stall_s)
         return self._pool.request(
             self.origin,
             method,
             target,
-            headers=sent,
             attempt=attempt,
             what=self._what,
+            headers=headers,
             body=body,
         )
 
@@ -248,10 +247,7 @@ class _Service:
         if exchange.status in (400, 401, 403):
             raise AccessDeniedError(_wants_login(self._endpoint, login))
         if exchange.status != 200:
-            error: BootseerError = answer_error(
-                exchange.status, exchange.reason, exchange.headers, exchange.authority, self._what
-            )
-            raise error
+            raise exchange.status_error()
         what = f"the answer of the token service of {self._endpoint.authority}"
         answer = parse_object(exchange.read_all(TOKEN_LIMIT_BYTES), what)
         token = answer.get("token") or answer.get("access_token")

@@ -1,33 +1,30 @@
-"""One blob from an offset to its end by one request, which is made again where it was cut."""
+"""One blob from an offset to its end by one request, which is repeated from where it was cut."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 
 from bootseer.context_managers import Closing
-from bootseer.errors import (
-    BootseerError,
-    CorruptDataError,
-    StoreUnavailableError,
-)
+from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
 from bootseer.storage.http.errors import ShortBodyError
-from bootseer.storage.http.pool import Exchange
-from bootseer.storage.http.responses import content_range
+from bootseer.storage.http.exchange import Exchange
+from bootseer.storage.http.responses import parse_content_range
 from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
-from bootseer.storage.oci.registry.registry_client import Client
+from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import FIRST_WAIT_S, LONGEST_WAIT_S
 from bootseer.system.randomness import CHANCE
 
-DISCARD_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
-class RemoteStream(Closing):
+class RegistryBlobStream(Closing):
     """`BlobStream` from a repository's endpoints. One thread reads; any may cancel."""
 
-    def __init__(self, client: Client, digest: str, offset: int, *, verify: bool) -> None:
+    def __init__(self, client: RegistryClient, digest: str, offset: int, *, verify: bool) -> None:
         self._client, self._digest = client, digest
         self._what = f"read {digest} in {client.reference.place}"
         self._at = offset
@@ -80,24 +77,15 @@ class RemoteStream(Closing):
 
     def read(self, size: int = -1, /) -> bytes:
         """The next `size` bytes, fewer at the end only; all that are left when negative."""
-        parts = bytearray()
-        while size < 0 or len(parts) < size:
-            buffer = bytearray(
-                min(DISCARD_BYTES, size - len(parts) if size >= 0 else DISCARD_BYTES)
-            )
-            count = self.readinto(memoryview(buffer))
-            if not count:
-                break
-            parts += memoryview(buffer)[:count]
-        return bytes(parts)
+        return read_bytes(self.readinto, size)
 
     def cancel(self) -> None:
-        """Make whoever reads fail soon; for another thread."""
+        """Make the thread that reads fail soon; for another thread."""
         self._cancelled.set()
         self._attempt.cancel()
 
     def close(self) -> None:
-        """Let go of the connection; twice is safe."""
+        """Close the connection; twice is safe."""
         self._over = True
         self._drop()
 
@@ -106,10 +94,10 @@ class RemoteStream(Closing):
         self._attempt = Attempt(number=number, stall_s=self._client.options.stall_s)
         if self._cancelled.is_set():
             self._attempt.cancel()
-        self._exchange = self._client.from_any(self._ask, PULL, self._attempt)
+        self._exchange = self._client.ask_any(self._ask, PULL, self._attempt)
 
     def _ask(self, endpoint: Endpoint) -> Exchange | None:
-        """The answer that goes on at our place; None when that is the blob's end."""
+        """The response that goes on at our offset; None when that is the blob's end."""
         span = {"Range": f"bytes={self._at}-"} if self._at else {}
         tail = f"blobs/{self._digest}"
         exchange = self._client.open(endpoint, "GET", tail, span, self._attempt, self._what)
@@ -117,7 +105,7 @@ class RemoteStream(Closing):
             ends = self._check(exchange)
             if not ends and exchange.status == 200:
                 self._skip(exchange, self._at)
-        except BaseException:  # who asked never had it to close
+        except BaseException:  # the caller has no exchange to close
             exchange.close()
             raise
         self._endpoint = endpoint
@@ -127,21 +115,21 @@ class RemoteStream(Closing):
         return exchange
 
     def _check(self, exchange: Exchange) -> bool:
-        """Raise unless the answer goes on at our place; whether that is the blob's end."""
-        found = content_range(exchange.headers.get("Content-Range"))
-        if exchange.status == 416 and found is not None and found.size == self._at:
-            size = found.size
+        """Raise unless the response goes on at our offset; whether that is the blob's end."""
+        span = parse_content_range(exchange.headers.get("Content-Range"))
+        if exchange.status == 416 and span is not None and span.size == self._at:
+            size = span.size
         elif exchange.status == 200:
             size = -1 if exchange.length is None else exchange.length
         elif exchange.status == 206 and self._at:
-            if found is None or found.start != self._at:
+            if span is None or span.start != self._at:
                 raise StoreUnavailableError(
                     f"cannot {self._what}: the server sends another range than the one from byte"
                     f" {self._at} on"
                 )
-            size = found.size
+            size = span.size
         else:
-            raise self._client.error(exchange, self._what)
+            raise self._client.error(exchange)
         if self._size >= 0 and size >= 0 and size != self._size:
             raise CorruptDataError(
                 f"{self._digest} has {size} bytes where it had {self._size} before; it is"
@@ -151,19 +139,19 @@ class RemoteStream(Closing):
         return exchange.status == 416
 
     def _skip(self, exchange: Exchange, count: int) -> None:
-        """Read past what we have: this server serves no ranges."""
-        scratch = memoryview(bytearray(min(count, DISCARD_BYTES)))
+        """Read past the bytes that were read before: this server serves no ranges."""
+        scratch = memoryview(bytearray(min(count, PIECE_BYTES)))
         while count:
-            got = exchange.receive(scratch[:count])
-            if not got:
+            received = exchange.receive(scratch[:count])
+            if not received:
                 raise ShortBodyError(f"cannot {self._what}: the answer ended before our place")
-            count -= got
+            count -= received
 
     def _after(self, error: BootseerError) -> None:
-        """Wait for the next try, or raise."""
+        """Wait for the next attempt, or raise."""
         self._drop()
         if self._endpoint is not None:
-            self._client.set_down(self._endpoint)
+            self._client.mark_down(self._endpoint)
         stalled_s = time.monotonic() - self._progress_s
         self._failures += 1
         wait_s = CHANCE.uniform(0, min(FIRST_WAIT_S * 2.0**self._failures, LONGEST_WAIT_S))
@@ -181,7 +169,7 @@ class RemoteStream(Closing):
         self._drop()
         if self._hash is not None and self._hash.hexdigest() != self._expected:
             if self._endpoint is not None:
-                self._client.set_down(self._endpoint)
+                self._client.mark_down(self._endpoint)
             raise CorruptDataError(
                 f"{self._digest} from {self._client.reference.place} has other bytes than its"
                 " digest says; they are not used"
@@ -191,3 +179,16 @@ class RemoteStream(Closing):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close()
+
+
+def read_bytes(readinto: Callable[[memoryview], int], size: int) -> bytes:
+    """The next `size` bytes of a stream, fewer at its end only; all when negative."""
+    data = bytearray()
+    while size < 0 or len(data) < size:
+        length = PIECE_BYTES if size < 0 else min(PIECE_BYTES, size - len(data))
+        piece = memoryview(bytearray(length))
+        count = readinto(piece)
+        if not count:
+            break
+        data += piece[:count]
+    return bytes(data)

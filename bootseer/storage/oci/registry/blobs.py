@@ -1,8 +1,8 @@
 """A repository's blobs as a store: read-only, named by digest, read by ranges.
 
-A range is one request to one endpoint. An endpoint that ignores ranges is not asked for one
-again; where no other is left, the blob is fetched whole, once, into a temporary file, and ranges
-are read from there.
+A range is one request to one endpoint. An endpoint that ignores ranges is not asked for one again;
+where no other endpoint is left, the blob is fetched whole, once, into a temporary file, and ranges
+are read from that.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bootseer.errors import CorruptDataError, NotFoundError, NotSupportedError
-from bootseer.storage.http.responses import body_length, check_span, content_range
+from bootseer.errors import NotFoundError, NotSupportedError
+from bootseer.storage.http.exchange import report_empty
+from bootseer.storage.http.responses import (
+    check_content_range,
+    parse_content_length,
+    parse_content_range,
+)
 from bootseer.storage.oci.manifest import check_bytes
 from bootseer.storage.oci.reference import check_digest
-from bootseer.storage.oci.registry.blob_stream import RemoteStream
+from bootseer.storage.oci.registry.blob_stream import RegistryBlobStream
 from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
-from bootseer.storage.oci.registry.registry_client import Client
+from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
-from bootseer.storage.store import Placed, Preferred, Stat
+from bootseer.storage.store import BlockLocation, PreferredReads, Stat, check_limit
 
 if TYPE_CHECKING:
-    from bootseer.storage.oci.registry.whole_blob_file import Spool
+    from bootseer.storage.oci.registry.whole_blob_file import WholeBlobFile
 
 RANGE_BYTES = 16 << 20
 STREAMS = 8  # at a time to one registry; they count requests, and many of them limit these
@@ -40,12 +45,12 @@ class BlobStore(ReadOnlyStore):
     kind = "registries"
     unlisted = "a registry does not list its blobs; name them by digest"
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: RegistryClient) -> None:
         self._client = client
         self._options = client.options
         self._lock = threading.Lock()
         self._rangeless: set[Endpoint] = set()
-        self._spools: dict[str, Spool] = {}
+        self._whole_blobs: dict[str, WholeBlobFile] = {}
 
     @property
     def url(self) -> str:
@@ -55,19 +60,21 @@ class BlobStore(ReadOnlyStore):
         return f"BlobStore({self.url!r})"
 
     @property
-    def preferred(self) -> Preferred:
-        return Preferred(self._options.range_bytes or RANGE_BYTES, self._options.streams or STREAMS)
+    def preferred(self) -> PreferredReads:
+        options = self._options
+        return PreferredReads(options.range_bytes or RANGE_BYTES, options.streams or STREAMS)
 
-    def places(self, name: str) -> list[Placed]:
+    def locations(self, name: str) -> list[BlockLocation]:
         """Mirrors and the registry are replicas of each other, where there is more than one."""
         names = tuple(dict.fromkeys(e.authority for e in self._client.order(PULL)))
-        return [Placed(0, self.stat(name).size_bytes, names if len(names) > 1 else ())]
+        replicas = names if len(names) > 1 else ()
+        return [BlockLocation(0, self.stat(name).size_bytes, replicas)]
 
     def close(self) -> None:
         with self._lock:
-            spools, self._spools = list(self._spools.values()), {}
-        for spool in spools:
-            spool.close()
+            files, self._whole_blobs = list(self._whole_blobs.values()), {}
+        for file in files:
+            file.close()
         self._client.close()
 
     def stat(self, name: str) -> Stat:
@@ -76,7 +83,7 @@ class BlobStore(ReadOnlyStore):
         def ask(endpoint: Endpoint) -> int:
             return self._size(endpoint, name, what)
 
-        size = retrying(lambda: self._client.from_any(ask), retry_s=self._options.retry_s)
+        size = retrying(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
         return Stat(name, size, 0.0, False, name)
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
@@ -86,17 +93,13 @@ class BlobStore(ReadOnlyStore):
             attempt = self._client.attempt()
             with self._client.open(endpoint, "GET", f"blobs/{name}", {}, attempt, what) as exchange:
                 if exchange.status != 200:
-                    raise self._client.error(exchange, what)
-                if (exchange.length or 0) > limit_bytes:
-                    raise CorruptDataError(
-                        f"{name} in {self.url} has {exchange.length} bytes, more than the"
-                        f" {limit_bytes} it may have"
-                    )
+                    raise self._client.error(exchange)
+                check_limit(f"{name} in {self.url}", exchange.length or 0, limit_bytes)
                 data = exchange.read_all(limit_bytes)
             check_bytes(data, name, f"{name} from {endpoint.authority}")
             return data
 
-        return retrying(lambda: self._client.from_any(ask), retry_s=self._options.retry_s)
+        return retrying(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
@@ -114,32 +117,31 @@ class BlobStore(ReadOnlyStore):
         filled: Callable[[int], None] | None = None,
     ) -> None:
         what = f"read {check_digest(name)} in {self.url}"
-        if not any(map(len, buffers)):
-            for number in range(len(buffers) if filled else 0):
-                filled(number)  # type: ignore[misc]
+        if report_empty(buffers, filled):
             return
-        told: list[int] = []
+        begun = False
 
-        def tell(number: int) -> None:
-            told.append(number)
+        def report(number: int) -> None:
+            nonlocal begun
+            begun = True
             if filled is not None:
                 filled(number)
 
         def ask(endpoint: Endpoint) -> None:
-            self._read_from(endpoint, name, offset, buffers, attempt, tell, what)
+            self._read_from(endpoint, name, offset, buffers, attempt, report, what)
 
         if self._ranges_are_served():
             try:
-                # Whoever was told of a buffer must not be told of it again by another endpoint.
-                self._client.from_any(ask, PULL, attempt, begun=lambda: bool(told))
+                # A buffer that was reported must not be reported again by another endpoint.
+                self._client.ask_any(ask, PULL, attempt, begun=lambda: begun)
                 return
             except RangesIgnoredError:
                 pass
-        self._spool(name).read(offset, buffers, attempt, tell)
+        self._whole_blob(name).read(offset, buffers, attempt, report)
 
-    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> RemoteStream:
+    def stream(self, digest: str, offset: int = 0, *, verify: bool = True) -> RegistryBlobStream:
         """Read a blob from an offset to its end; see `BlobStream`."""
-        return RemoteStream(self._client, check_digest(digest), offset, verify=verify)
+        return RegistryBlobStream(self._client, check_digest(digest), offset, verify=verify)
 
     def _ranges_are_served(self) -> bool:
         with self._lock:
@@ -152,13 +154,13 @@ class BlobStore(ReadOnlyStore):
         offset: int,
         buffers: Sequence[memoryview],
         attempt: Attempt,
-        tell: Callable[[int], None],
+        report: Callable[[int], None],
         what: str,
     ) -> None:
         total = sum(map(len, buffers))
         with self._lock:
-            useless = endpoint in self._rangeless
-        if useless:
+            ignored = endpoint in self._rangeless
+        if ignored:
             raise RangesIgnoredError(f"cannot {what}: {endpoint.authority} serves no ranges")
         span = {"Range": f"bytes={offset}-{offset + total - 1}"}
         with self._client.open(endpoint, "GET", f"blobs/{name}", span, attempt, what) as exchange:
@@ -168,38 +170,38 @@ class BlobStore(ReadOnlyStore):
                 raise RangesIgnoredError(f"cannot {what}: {endpoint.authority} serves no ranges")
             if exchange.status == 206:
                 shown = f"{name} in {self.url}"
-                check_span(exchange.headers, exchange.length, offset, total, shown, what)
+                check_content_range(exchange.headers, exchange.length, offset, total, shown, what)
             elif exchange.status != 200:
-                raise self._client.error(exchange, what)
-            exchange.fill(buffers, tell)
+                raise self._client.error(exchange)
+            exchange.fill(buffers, report)
             exchange.expect_end(total)
 
-    def _spool(self, name: str) -> Spool:
-        from bootseer.storage.oci.registry.whole_blob_file import Spool
+    def _whole_blob(self, name: str) -> WholeBlobFile:
+        from bootseer.storage.oci.registry.whole_blob_file import WholeBlobFile
 
         with self._lock:
-            spool = self._spools.get(name)
-            if spool is None or spool.failed:
-                spool = self._spools[name] = Spool(lambda: self.stream(name), name)
-            return spool
+            file = self._whole_blobs.get(name)
+            if file is None or file.failed:
+                file = self._whole_blobs[name] = WholeBlobFile(lambda: self.stream(name), name)
+            return file
 
     def _size(self, endpoint: Endpoint, name: str, what: str) -> int:
-        """By HEAD, or one byte's GET where HEAD is refused or tells no length."""
+        """A blob's size, by HEAD, or by a one-byte GET where HEAD is refused or has no length."""
         attempt = self._client.attempt()
         tail = f"blobs/{name}"
         with self._client.open(endpoint, "HEAD", tail, {}, attempt, what) as exchange:
-            length = body_length(exchange.headers)
+            length = parse_content_length(exchange.headers)
             if exchange.status == 200 and length is not None:
                 return length
             if exchange.status == 404:
                 raise NotFoundError(f"cannot {what}: {endpoint.authority} does not have it")
-        one = {"Range": "bytes=0-0"}
-        with self._client.open(endpoint, "GET", tail, one, attempt, what) as exchange:
-            span = content_range(exchange.headers.get("Content-Range"))
+        one_byte = {"Range": "bytes=0-0"}
+        with self._client.open(endpoint, "GET", tail, one_byte, attempt, what) as exchange:
+            span = parse_content_range(exchange.headers.get("Content-Range"))
             if exchange.status == 200 and exchange.length is not None:
                 return exchange.length
             if exchange.status not in (206, 416):
-                raise self._client.error(exchange, what)
+                raise self._client.error(exchange)
             if span is None or span.size < 0:
                 raise NotSupportedError(f"cannot {what}: the server does not tell its size")
             return span.size

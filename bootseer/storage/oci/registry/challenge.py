@@ -1,4 +1,4 @@
-"""What a registry asks for when it refuses: challenges, scopes and tokens. Pure.
+"""Challenges of registries that refuse a request, and the scopes and lives of tokens. Pure.
 
 Sources: RFC 9110 §11.6 (WWW-Authenticate), the distribution project's token specification.
 """
@@ -15,7 +15,7 @@ LONGEST_LIFE_S = 24 * 3600.0
 EARLY_S = 10.0
 EARLY_SHARE = 0.25
 
-# Compiled where a registry asks for a login: other starts need not wait for that.
+# Compiled when a registry asks for a login: other starts need not wait for that.
 _SCHEME = r"\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$)"
 _FIELD = r'\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]*))\s*(?:,|$)'
 
@@ -30,7 +30,7 @@ class Challenge:
 
 def parse_challenges(headers: Iterable[str]) -> list[Challenge]:
     """Take WWW-Authenticate headers apart; several challenges may share one header."""
-    found = []
+    challenges = []
     for text in headers:
         at = 0
         scheme, one_field = re.compile(_SCHEME), re.compile(_FIELD)
@@ -42,14 +42,14 @@ def parse_challenges(headers: Iterable[str]) -> list[Challenge]:
                 value = re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else bare
                 fields.setdefault(name.lower(), value)
                 at = field.end()
-            found.append(Challenge(match[1].lower(), fields))
+            challenges.append(Challenge(match[1].lower(), fields))
             skipped = re.match(r"[\s,]*", text[at:])
             at += skipped.end() if skipped else 0
-    return found
+    return challenges
 
 
 def merge_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
-    """Scopes with the actions of each resource united, sorted: one spelling for a cache's key."""
+    """Scopes with the actions of each resource merged, sorted: one spelling for a cache's key."""
     actions: dict[str, set[str]] = {}
     for scope in " ".join(scopes).split():
         resource, _, wanted = scope.rpartition(":")
@@ -69,7 +69,7 @@ def delete_scope(repository: str) -> str:
 
 
 def token_life_s(answer: Mapping[str, object]) -> float:
-    """Seconds that a token service's answer is good for, as it says itself."""
+    """Seconds that a token is valid for, by the token service's response."""
     life = answer.get("expires_in")
     if isinstance(life, int | float) and not isinstance(life, bool) and life > 0:
         return min(float(life), LONGEST_LIFE_S)
@@ -77,7 +77,7 @@ def token_life_s(answer: Mapping[str, object]) -> float:
 
 
 def use_until_s(asked_s: float, life_s: float) -> float:
-    """When a token should be renewed: before its end, so that none expires on its way."""
+    """Until when a token is used: it is renewed early, so that none expires on its way."""
     return asked_s + life_s - min(EARLY_S, life_s * EARLY_SHARE)
 
 

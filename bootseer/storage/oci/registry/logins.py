@@ -2,7 +2,7 @@
 
 Sources: Docker's `config.json` (auths, credsStore, credHelpers) and the credential helpers'
 protocol; the `auth.json` of containers(5), whose keys may name a namespace or repository. Every
-call reads its source anew, since tokens there are renewed behind our back.
+call reads its source again, since other programs renew the tokens there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HELPER = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Login:
-    """What a registry may be told of who asks; all empty: nobody in particular.
+    """Credentials for a registry; all empty for anonymous access.
 
-    `trouble` says why a login that is configured could not be had, without its secrets.
+    `trouble` says why a login that is configured could not be obtained, without its secrets.
     """
 
     user: str = ""
@@ -47,7 +47,7 @@ class Login:
         return basic_header(self.user, self.password)
 
 
-NOBODY = Login()
+ANONYMOUS = Login()
 
 
 def basic_header(user: str, password: str) -> str:
@@ -58,9 +58,9 @@ def basic_header(user: str, password: str) -> str:
 def find_login(files: list[str], host: str, repository: str) -> Login:
     """The login for a repository: the first file's that has one, there the longest key's.
 
-    A helper named for the host comes before a file's general helper, and that before what stands
-    in the file. Files that are missing or cannot be read hold no login; helpers that fail are
-    told of by `trouble`.
+    A helper for the host comes before a file's general helper, and that before the logins in the
+    file itself. Files that are missing hold no login; of files that cannot be read and helpers
+    that fail, the first is reported by `trouble`.
     """
     trouble = ""
     for path in files:
@@ -70,16 +70,16 @@ def find_login(files: list[str], host: str, repository: str) -> Login:
         if isinstance(settings, str):
             trouble = trouble or settings
             continue
-        asked = _from_helpers(settings, host, repository)
-        login = asked or _from_auths(settings, host, repository)
+        helped = _from_helpers(settings, host, repository)
+        login = helped or _from_auths(settings, host, repository)
         if login:
             return login
-        trouble = trouble or asked.trouble
+        trouble = trouble or helped.trouble
     return Login(trouble=trouble)
 
 
 def keys(host: str, repository: str) -> Iterator[str]:
-    """Under what a login may be kept, the most special first."""
+    """The keys that a login may be stored under, the most specific first."""
     parts = repository.split("/") if repository else []
     for count in range(len(parts), 0, -1):
         yield "/".join((host, *parts[:count]))
@@ -91,7 +91,7 @@ def keys(host: str, repository: str) -> Iterator[str]:
 
 
 def _read(path: str) -> dict[str, Any] | str | None:
-    """A file's settings; None when it is not there, else what is wrong with it."""
+    """A file's settings; None when there is no file, a text that says what is wrong with it."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read(FILE_LIMIT_BYTES))
@@ -128,7 +128,7 @@ def _from_auths(settings: Mapping[str, Any], host: str, repository: str) -> Logi
             entry = auths.get(key)
             if isinstance(entry, dict) and (login := _entry(entry)):
                 return login
-    return NOBODY
+    return ANONYMOUS
 
 
 def _entry(entry: Mapping[str, Any]) -> Login:
@@ -149,14 +149,14 @@ def _entry(entry: Mapping[str, Any]) -> Login:
 
 
 def ask_helper(name: str, server: str) -> Login:
-    """What `docker-credential-NAME get` answers for a server."""
+    """The login that `docker-credential-NAME get` has for a server."""
     import subprocess
 
     program = f"docker-credential-{name}"
     if not _HELPER.fullmatch(name):
         return Login(trouble="the credential helper has a name that no program can have")
     try:
-        done = subprocess.run(
+        helper = subprocess.run(
             [program, "get"],
             input=server.encode(),
             capture_output=True,
@@ -167,12 +167,12 @@ def ask_helper(name: str, server: str) -> Login:
         return Login(trouble=f"the credential helper {program} is not installed")
     except (OSError, subprocess.TimeoutExpired) as error:
         return Login(trouble=f"the credential helper {program} failed ({type(error).__name__})")
-    if done.returncode:
-        if b"not found" in done.stdout + done.stderr:
-            return NOBODY
-        return Login(trouble=f"the credential helper {program} ended with {done.returncode}")
+    if helper.returncode:
+        if b"not found" in helper.stdout + helper.stderr:
+            return ANONYMOUS
+        return Login(trouble=f"the credential helper {program} ended with {helper.returncode}")
     try:
-        value = json.loads(done.stdout)
+        value = json.loads(helper.stdout)
         user, secret = str(value["Username"]), str(value["Secret"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return Login(trouble=f"the credential helper {program} answered no login")

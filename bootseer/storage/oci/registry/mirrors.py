@@ -1,4 +1,4 @@
-"""Where a repository can be asked: its mirrors, then its own registry.
+"""The endpoints of a repository: its mirrors, then its own registry.
 
 Sources: containerd's `hosts.toml` (a folder a host), Docker's `certs.d`, and Podman's
 `registries.conf` version 2. A host with a `hosts.toml` follows it alone; any other follows
@@ -26,12 +26,12 @@ ALL = frozenset((PULL, RESOLVE, PUSH))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server that has a repository, with how it is to be asked.
+    """One server that has a repository, with the settings of requests to it.
 
-    `host` is the name that logins are kept under. `base` is the path before the repository's
+    `host` is the name that logins are stored under. `base` is the path before the repository's
     name, `repository` its name there. `namespace` tells a mirror of several registries which one
-    is meant. Client certificates are (certificate, key) paths, the key "" when it is in the same
-    file.
+    is meant (`ns=`). Client certificates are (certificate, key) paths, the key "" when it is in
+    the same file.
     """
 
     origin: Origin
@@ -48,38 +48,38 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What messages, and `Attempt.prefer`, call it."""
+        """Its name in messages and in `Attempt.prefer`."""
         return self.origin.authority
 
     def target(self, tail: str, query: str = "") -> str:
-        """The request for `manifests/…`, `blobs/…` and so on."""
-        named = f"ns={self.namespace}" if self.namespace else ""
-        asked = "&".join(part for part in (query, named) if part)
-        return f"{self.base}/{self.repository}/{tail}" + (f"?{asked}" if asked else "")
+        """The path and query of a request for `manifests/…`, `blobs/…` and so on."""
+        namespace = f"ns={self.namespace}" if self.namespace else ""
+        query = "&".join(part for part in (query, namespace) if part)
+        return f"{self.base}/{self.repository}/{tail}" + (f"?{query}" if query else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Files:
-    """Which files tell of mirrors: folders with a folder a host, and `registries.conf` files."""
+class MirrorFiles:
+    """Where mirrors are configured: folders with a folder a host, and `registries.conf` files."""
 
     hosts_directories: tuple[str, ...] = ()
     registries_conf: tuple[str, ...] = ()
 
 
 def plan_endpoints(
-    reference: Reference, *, plain_http: tuple[str, ...], forced: bool | None, files: Files
+    reference: Reference, *, plain_http: tuple[str, ...], forced: bool | None, files: MirrorFiles
 ) -> list[Endpoint]:
-    """Whom to ask for a repository, in order; the registry itself comes last.
+    """The endpoints to ask for a repository, in order; the registry itself comes last.
 
     `plain_http` names registries that are asked by http, and `forced` says so of this one alone;
-    one on loopback is asked by http unless a certificate lies in its folder. Raises UsageError for
-    a file that cannot be understood.
+    one on loopback is asked by http unless there is a certificate in its folder. Raises UsageError
+    for a file that cannot be understood.
     """
     own = _own(reference, plain_http, forced)
     for directory in files.hosts_directories:
-        found = _hosts_toml(directory, reference, own, plain_http)
-        if found is not None:
-            return found
+        endpoints = _hosts_toml(directory, reference, own, plain_http)
+        if endpoints is not None:
+            return endpoints
     for directory in files.hosts_directories:
         own = _with_certificates(own, os.path.join(directory, reference.host))
     host, port = _split(reference.host)
@@ -125,7 +125,7 @@ def _split(authority: str) -> tuple[str, int]:
 def _hosts_toml(
     directory: str, reference: Reference, own: Endpoint, plain_http: tuple[str, ...]
 ) -> list[Endpoint] | None:
-    """What a folder's `hosts.toml` says of this host, or of any by `_default`; None: nothing."""
+    """The endpoints by a folder's `hosts.toml` for this host or `_default`; None without one."""
     for name in (reference.host, reference.host.replace(":", "_") + "_", "_default"):
         folder = os.path.join(directory, name)
         path = os.path.join(folder, "hosts.toml")
@@ -137,21 +137,21 @@ def _hosts_toml(
         if isinstance(table.get("server"), str) and table["server"] and name != "_default":
             own = _at_url(own, table["server"], own.host, table, path, plain_http)
         own = _with_settings(own, table, path)
-        found = []
-        for url, said in (table.get("host") or {}).items():
-            settings = said if isinstance(said, dict) else {}
+        mirrors = []
+        for url, host_table in (table.get("host") or {}).items():
+            settings = host_table if isinstance(host_table, dict) else {}
             _check_shapes(settings, path)
             plain = Endpoint(own.origin, "", reference.repository, is_mirror=True)
             mirror = _at_url(plain, url, "", settings, path, plain_http)
             if mirror.origin != own.origin:
                 mirror = dataclasses.replace(mirror, namespace=reference.host)
-            found.append(_with_settings(mirror, settings, path))
-        return [*found, own]
+            mirrors.append(_with_settings(mirror, settings, path))
+        return [*mirrors, own]
     return None
 
 
 def _check_shapes(table: Mapping[str, Any], path: str) -> None:
-    """UsageError unless what a table says has the shapes that are read here."""
+    """Raise UsageError for values of a table whose types are not those that are read here."""
     ca, pairs, headers, hosts = (table.get(n) or [] for n in ("ca", "client", "header", "host"))
     values = list(headers.values()) if isinstance(headers, dict) else []
     words = [word for one in values for word in (one if isinstance(one, list) else [one])]
@@ -174,7 +174,7 @@ def _at_url(
     path: str,
     plain_http: tuple[str, ...],
 ) -> Endpoint:
-    """An endpoint moved to the server that a configuration names."""
+    """An endpoint with the server that a configuration names."""
     parts = urlsplit(url if "://" in url else f"https://{url}")
     try:
         name, port = parts.hostname or "", parts.port or 0
@@ -230,7 +230,7 @@ def _key(folder: str, pair: Any) -> str:
 
 
 def _with_certificates(endpoint: Endpoint, folder: str) -> Endpoint:
-    """The certificates that lie in a host's folder, as Docker has them."""
+    """An endpoint with the certificates in a host's folder, as Docker keeps them."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -251,7 +251,7 @@ def _with_certificates(endpoint: Endpoint, folder: str) -> Endpoint:
 def _registries_conf(
     paths: tuple[str, ...], reference: Reference, own: Endpoint, plain_http: tuple[str, ...]
 ) -> list[Endpoint]:
-    """What `registries.conf` says of the longest prefix of this repository."""
+    """The endpoints by `registries.conf`, from its table with the longest matching prefix."""
     whole = f"{reference.host}/{reference.repository}"
     best: tuple[int, str, Mapping[str, Any], str] | None = None
     for path in paths:
@@ -266,14 +266,14 @@ def _registries_conf(
     if table.get("blocked"):
         raise AccessDeniedError(f"{path} blocks {prefix}; the image {whole} is not asked for")
     rest = whole[size:]
-    found: list[Endpoint] = []
+    mirrors: list[Endpoint] = []
     for mirror in table.get("mirror") or ():
-        found += _located(mirror, rest, own, plain_http, path, is_mirror=True)
+        mirrors += _located(mirror, rest, own, plain_http, path, is_mirror=True)
     location = str(table.get("location") or "")
     if table.get("insecure") or (location and location != whole[:size]):
         settings = {**table, "location": location or whole[:size]}
-        return found + _located(settings, rest, own, plain_http, path, is_mirror=False)
-    return [*found, own]
+        return mirrors + _located(settings, rest, own, plain_http, path, is_mirror=False)
+    return [*mirrors, own]
 
 
 def _tables(path: str) -> Iterator[Mapping[str, Any]]:
@@ -284,7 +284,7 @@ def _tables(path: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _matches(prefix: str, whole: str) -> int:
-    """How many characters of a name a prefix stands for; 0 when it does not match."""
+    """How many characters of a name a prefix matches; 0 when it does not match."""
     if prefix.startswith("*."):
         host = whole.partition("/")[0]
         return len(host) if host.endswith(prefix[1:]) else 0
@@ -308,24 +308,24 @@ def _located(
     if not name or not repository:
         raise UsageError(f"{path} has a location that names no registry; correct it")
     kinds = {"digest-only": {PULL}, "tag-only": {RESOLVE}}
-    wanted = frozenset(kinds.get(str(table.get("pull-from-mirror")), {PULL, RESOLVE}))
+    abilities = frozenset(kinds.get(str(table.get("pull-from-mirror")), {PULL, RESOLVE}))
     if name == DEFAULT_HOST:
         name = HUB
-    made = Endpoint(
+    by_https = Endpoint(
         Origin(True, name, port or 443),
         host,
         repository,
-        abilities=wanted if is_mirror else own.abilities,
+        abilities=abilities if is_mirror else own.abilities,
         is_mirror=is_mirror,
         ca_files=own.ca_files if host == own.host else (),
         verify_tls=not table.get("insecure"),
     )
-    by_http = dataclasses.replace(made, origin=Origin(False, name, port or 80))
-    # The user's word for this registry (`--plain-http`) spares it the try of https.
-    said = host == own.host and not own.origin.tls
-    if said or _may_be_plain(name, port, plain_http):
+    by_http = dataclasses.replace(by_https, origin=Origin(False, name, port or 80))
+    # Where the user said so of this registry (`--plain-http`), https is not tried.
+    is_plain = host == own.host and not own.origin.tls
+    if is_plain or _may_be_plain(name, port, plain_http):
         return [by_http]
-    return [made, by_http] if table.get("insecure") else [made]
+    return [by_https, by_http] if table.get("insecure") else [by_https]
 
 
 def _read_toml(path: str) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _read_toml(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             text = file.read(FILE_LIMIT_BYTES).decode()
         if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
-            return {}  # as Debian's is: to import a parser takes 2 ms, which starts wait for
+            return {}  # Debian's file is such: importing the parser takes 2 ms of a start
         import tomllib
 
         return tomllib.loads(text)

@@ -1,7 +1,7 @@
 """Requests to a repository's endpoints: logging in, redirects, pauses and mirrors.
 
-One `Client` is one repository. An endpoint is asked with its login; where it redirects to, only
-the request itself goes. The address of a blob that a redirect gave is used until it is refused,
+One `RegistryClient` is one repository. An endpoint gets its login; the server that it redirects to
+gets the request alone. The address of a blob that a redirect gave is used until it is refused,
 then the registry is asked for a new one.
 """
 
@@ -13,8 +13,8 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, TypeVar
 
 from bootseer.config.paths import (
     plain_http_hosts,
@@ -25,61 +25,57 @@ from bootseer.config.paths import (
 from bootseer.errors import (
     AccessDeniedError,
     BootseerError,
+    CorruptDataError,
     NotFoundError,
     NotSupportedError,
     StoreUnavailableError,
     UsageError,
     from_os_error,
 )
-from bootseer.storage.http.pool import Body, Exchange, Pool
+from bootseer.storage.http.exchange import Body, Exchange
+from bootseer.storage.http.pool import Pool
 from bootseer.storage.http.responses import (
-    LONGEST_ADVICE_S,
+    EXPIRED,
+    LONGEST_RETRY_AFTER_S,
     REDIRECTS,
     Origin,
     Target,
-    answer_error,
-    resolve,
-    retry_after,
+    parse_retry_after,
+    resolve_location,
 )
 from bootseer.storage.oci.reference import Reference
 from bootseer.storage.oci.registry.auth import Authorizer
 from bootseer.storage.oci.registry.challenge import parse_challenges, pull_scope
 from bootseer.storage.oci.registry.logins import Login, find_login
-from bootseer.storage.oci.registry.mirrors import PULL, Endpoint, Files, plan_endpoints
+from bootseer.storage.oci.registry.mirrors import PULL, Endpoint, MirrorFiles, plan_endpoints
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.token_files import read_token
 
 HOPS = 5
-EXPIRED = REDIRECTS | {400, 401, 403, 404, 410}  # what a signed address answers when it is old
 TOO_MANY = 429
 PAUSE_S = 1.0  # after a 429 that does not say how long
 DOWN_S = 20.0  # how long an endpoint that failed is asked after the others
 KNOWN_ADDRESSES = 4096
+MOST_PAGES = 1000
 ERROR_LIMIT_BYTES = 64 << 10
 _CODE = re.compile(r"[A-Z_]{1,40}")
 
 T = TypeVar("T")
 
 
-class Client:
+class RegistryClient:
     """Asks the endpoints of one repository; any number of threads may use it."""
 
     def __init__(
         self,
         reference: Reference,
         options: StoreOptions,
+        endpoints: Sequence[Endpoint],
         *,
-        plain_http: bool | None = None,
         push: bool = False,
     ) -> None:
-        names = tuple(name.lower() for name in options.plain_http) + plain_http_hosts()
-        files = Files(tuple(registry_hosts_directories()), tuple(registries_conf_files()))
         self.reference, self.options = reference, options
-        if options.ca_file and plain_http is None and reference.host.lower() not in names:
-            plain_http = False  # whoever names an authority means TLS, on loopback too
-        self.endpoints = plan_endpoints(reference, plain_http=names, forced=plain_http, files=files)
-        self._push = push
+        self._endpoints, self._push = endpoints, push
         self._lock = threading.Lock()
         self._pools: dict[tuple[object, ...], Pool] = {}
         self._addresses: dict[tuple[Endpoint, str], Target] = {}
@@ -87,12 +83,30 @@ class Client:
         self._down_s: dict[Endpoint, float] = {}
         self._auth = Authorizer(self._pool_elsewhere, self._login)
 
+    @classmethod
+    def configured(
+        cls,
+        reference: Reference,
+        options: StoreOptions,
+        *,
+        plain_http: bool | None = None,
+        push: bool = False,
+    ) -> Self:
+        """The client of a repository by this node's files about mirrors and certificates."""
+        names = tuple(name.lower() for name in options.plain_http) + plain_http_hosts()
+        files = MirrorFiles(tuple(registry_hosts_directories()), tuple(registries_conf_files()))
+        if options.ca_file and plain_http is None and reference.host.lower() not in names:
+            plain_http = False  # a named authority means TLS, on loopback too
+        endpoints = plan_endpoints(reference, plain_http=names, forced=plain_http, files=files)
+        return cls(reference, options, endpoints, push=push)
+
     @property
-    def own(self) -> Endpoint:
-        """The registry itself, which alone is written to and whose "not found" is final."""
-        return self.endpoints[-1]
+    def upstream(self) -> Endpoint:
+        """The registry itself: only this is written to, and its "not found" is final."""
+        return self._endpoints[-1]
 
     def attempt(self) -> Attempt:
+        """An attempt of our own, which no other thread cancels."""
         return Attempt(stall_s=self.options.stall_s)
 
     def close(self) -> None:
@@ -103,12 +117,12 @@ class Client:
             pool.close()
 
     def order(self, ability: str = PULL, attempt: Attempt | None = None) -> list[Endpoint]:
-        """Whom to ask, first the one to ask first; at least one.
+        """The endpoints to ask, in order; at least one.
 
-        A try's wishes come first; then those that failed a moment ago wait behind the others.
-        Further tries begin with another endpoint each, since what failed may be wrong bytes.
+        An attempt's wishes come first; then those that failed a moment ago wait behind the others.
+        Further attempts begin with another endpoint each, since an endpoint may have wrong bytes.
         """
-        able = [e for e in self.endpoints if ability in e.abilities] or [self.own]
+        able = [e for e in self._endpoints if ability in e.abilities] or [self.upstream]
         now_s = time.monotonic()
         with self._lock:
             down = {e for e, until_s in self._down_s.items() if until_s > now_s}
@@ -120,7 +134,7 @@ class Client:
             able.sort(key=lambda e: (e.authority != attempt.prefer, e.authority in attempt.avoid))
         return able
 
-    def from_any(
+    def ask_any(
         self,
         call: Callable[[Endpoint], T],
         ability: str = PULL,
@@ -128,15 +142,15 @@ class Client:
         *,
         begun: Callable[[], bool] = lambda: False,
     ) -> T:
-        """The answer of the first endpoint that has one; none is asked any more once `begun`.
+        """The answer of the first endpoint that has one; no further one is asked once `begun`.
 
-        Raises the registry's own NotFoundError where it said so, else the last endpoint's error.
+        Raises the registry's own NotFoundError where it raised one, else the last endpoint's error.
         """
         failed: BootseerError | None = None
         missing: NotFoundError | None = None
         for endpoint in self.order(ability, attempt):
             try:
-                found = call(endpoint)
+                return call(endpoint)
             except BootseerError as error:
                 if attempt is not None:
                     attempt.replica = endpoint.authority
@@ -146,11 +160,9 @@ class Client:
                 if isinstance(error, NotFoundError) and not endpoint.is_mirror:
                     missing = error
                 elif not isinstance(error, NotFoundError):
-                    self.set_down(endpoint)
+                    self.mark_down(endpoint)
                 if begun():
                     raise
-                continue
-            return found
         assert failed is not None
         raise missing or failed
 
@@ -163,15 +175,15 @@ class Client:
         attempt: Attempt,
         what: str,
     ) -> Exchange:
-        """The answer at the end of all redirects; the caller closes it and checks its status."""
+        """The response at the end of all redirects; the caller checks its status and closes it."""
         key = endpoint, tail
         with self._lock:
             known = self._addresses.get(key)
         if known is not None:
             try:
-                exchange = self._plain(endpoint, method, known, headers, attempt, what)
+                exchange = self._send_elsewhere(endpoint, method, known, headers, attempt, what)
             except BootseerError:
-                self._forget(key, known)  # the blob may have moved from a server that is gone
+                self._forget(key, known)  # the blob may have left a server that is down
                 raise
             attempt.replica = endpoint.authority
             if exchange.status not in EXPIRED:
@@ -184,11 +196,11 @@ class Client:
             if exchange.status not in REDIRECTS:
                 break
             with exchange:
-                target = resolve(target, exchange.headers.get("Location"), what)
+                target = resolve_location(target, exchange.headers.get("Location"), what)
             if target.origin == endpoint.origin:
                 exchange = self.send(endpoint, method, target.request, headers, attempt, what)
             else:
-                exchange = self._plain(endpoint, method, target, headers, attempt, what)
+                exchange = self._send_elsewhere(endpoint, method, target, headers, attempt, what)
         attempt.replica = endpoint.authority
         # A tag's address is never kept: where it leads may change with the tag.
         is_blob = tail.startswith("blobs/")
@@ -208,10 +220,10 @@ class Client:
         body: Body | None = None,
         also: Sequence[str] = (),
     ) -> Exchange:
-        """One answer of an endpoint, logged in where it wants that; redirects are not followed.
+        """One response of an endpoint, after a login where it wants one; follows no redirects.
 
         `also` are scopes beyond the repository's own. Raises AccessDeniedError when no login
-        satisfies the endpoint, and StoreUnavailableError while it wants to be left alone.
+        satisfies the endpoint, and StoreUnavailableError while it has asked for a pause.
         """
         scopes = (pull_scope(endpoint.repository, push=self._push), *also)
         header = self._auth.header(endpoint, scopes, attempt)
@@ -220,7 +232,7 @@ class Client:
             if exchange.status not in (401, 403) or is_last:
                 break
             if exchange.status == 403 and not header:
-                break  # a refusal that no login was asked for
+                break  # a refusal that asks for no login
             with exchange:
                 given = exchange.headers.get_all("WWW-Authenticate") or ()
                 challenges = parse_challenges(given)
@@ -233,11 +245,31 @@ class Client:
                 )
         return exchange
 
-    def error(self, exchange: Exchange, what: str) -> BootseerError:
-        """Our error for an answer that is not what was asked for, with the registry's own code."""
-        code = error_code(exchange)
-        reason = f"{exchange.reason} {code}" if code else exchange.reason
-        return answer_error(exchange.status, reason, exchange.headers, exchange.authority, what)
+    def list_pages(
+        self,
+        endpoint: Endpoint,
+        target: str,
+        headers: Mapping[str, str],
+        what: str,
+        parse_page: Callable[[Exchange], Sequence[T] | None],
+    ) -> list[T] | None:
+        """The entries of all pages of a list; None as soon as `parse_page` returns None."""
+        entries: list[T] = []
+        for _ in range(MOST_PAGES):
+            with self.send(endpoint, "GET", target, headers, self.attempt(), what) as exchange:
+                page = parse_page(exchange)
+                following = _next_page(exchange)
+            if page is None:
+                return None
+            entries += page
+            if following is None:
+                return entries
+            target = resolve_location(Target(endpoint.origin, target), following, what).request
+        raise CorruptDataError(f"cannot {what}: the list has no end")
+
+    def error(self, exchange: Exchange) -> BootseerError:
+        """Our error for a status that the request does not allow, with the registry's code."""
+        return exchange.status_error(_error_code(exchange))
 
     def _request(
         self,
@@ -251,7 +283,7 @@ class Client:
         body: Body | None,
     ) -> Exchange:
         self._check_pause(endpoint.origin, what)
-        sent = {**_common(headers), **dict(endpoint.headers)}
+        sent = {**headers, **dict(endpoint.headers)}
         if authorization:
             sent["Authorization"] = authorization
         exchange = self._pool(endpoint).request(
@@ -259,7 +291,7 @@ class Client:
         )
         return self._checked(endpoint.origin, exchange, what)
 
-    def _plain(
+    def _send_elsewhere(
         self,
         endpoint: Endpoint,
         method: str,
@@ -268,20 +300,20 @@ class Client:
         attempt: Attempt,
         what: str,
     ) -> Exchange:
-        """Ask where a redirect leads: nobody there is told who we are."""
+        """Ask the server that a redirect leads to, which gets no credentials."""
         self._check_pause(target.origin, what)
         exchange = self._pool_elsewhere(endpoint).request(
             target.origin,
             method,
             target.request,
-            headers=_common(headers),
+            headers=headers,
             attempt=attempt,
             what=what,
         )
         return self._checked(target.origin, exchange, what)
 
     def _checked(self, origin: Origin, exchange: Exchange, what: str) -> Exchange:
-        asked_s = retry_after(exchange.headers)
+        asked_s = parse_retry_after(exchange.headers)
         if exchange.status == TOO_MANY or (exchange.status == 503 and asked_s):
             with self._lock:
                 self._paused_s[origin] = time.monotonic() + (asked_s or PAUSE_S)
@@ -295,18 +327,18 @@ class Client:
         return exchange
 
     def _check_pause(self, origin: Origin, what: str) -> None:
-        """Raise while a server wants to be left alone: all who ask it share its answer."""
+        """Raise while a server has asked for a pause, which holds for all its clients here."""
         with self._lock:
             left_s = self._paused_s.get(origin, 0.0) - time.monotonic()
         if left_s > 0:
             raise StoreUnavailableError(
                 f"cannot {what}: {origin.authority} has too many requests and asked for"
                 f" {left_s:.1f} s without any",
-                retry_after_s=min(left_s, LONGEST_ADVICE_S),
+                retry_after_s=min(left_s, LONGEST_RETRY_AFTER_S),
             )
 
-    def set_down(self, endpoint: Endpoint) -> None:
-        """Ask an endpoint after the others for a while."""
+    def mark_down(self, endpoint: Endpoint) -> None:
+        """Note that an endpoint failed: for a while it is asked after the others."""
         with self._lock:
             self._down_s[endpoint] = time.monotonic() + DOWN_S
 
@@ -319,11 +351,13 @@ class Client:
 
     def _forget(self, key: tuple[Endpoint, str], target: Target) -> None:
         with self._lock:
-            if self._addresses.get(key) == target:  # and not what another has found since
+            if self._addresses.get(key) == target:  # not one that another thread has learned since
                 del self._addresses[key]
 
     def _login(self, endpoint: Endpoint) -> Login:
         if self.options.token_file and not endpoint.is_mirror:
+            from bootseer.storage.token_files import read_token
+
             return Login(registry_token=read_token(self.options.token_file))
         repository = "" if endpoint.is_mirror else endpoint.repository
         return find_login(registry_auth_files(), endpoint.host, repository)
@@ -332,7 +366,7 @@ class Client:
         return self._pool_of(endpoint, endpoint.client_pairs)
 
     def _pool_elsewhere(self, endpoint: Endpoint) -> Pool:
-        """For servers that an endpoint names: they see no client certificate."""
+        """The pool for servers that an endpoint names, which get no client certificate."""
         return self._pool_of(endpoint, ())
 
     def _pool_of(self, endpoint: Endpoint, pairs: tuple[tuple[str, str], ...]) -> Pool:
@@ -353,19 +387,15 @@ class Client:
             return pool
 
 
-def _common(headers: Mapping[str, str]) -> dict[str, str]:
-    return {"Accept-Encoding": "identity", "User-Agent": "bootseer", **headers}
-
-
 def _context(
     endpoint: Endpoint, pairs: tuple[tuple[str, str], ...], ca_file: str
 ) -> ssl.SSLContext:
-    """TLS as an endpoint's settings have it: their authorities beside the system's."""
+    """A TLS context by an endpoint's settings: their authorities besides the system's."""
     path = ca_file
     try:
         if endpoint.verify_tls:
             context = ssl.create_default_context(cafile=ca_file or None)
-        else:  # the system's authorities would be read in vain
+        else:  # the system's authorities would not be used
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for path in endpoint.ca_files:
             context.load_verify_locations(path)
@@ -381,16 +411,17 @@ def _context(
     return context
 
 
-def links(exchange: Exchange) -> Iterator[str]:
-    """The addresses of further pages, by Link headers with rel=next."""
+def _next_page(exchange: Exchange) -> str | None:
+    """The address of the next page, by a Link header with rel=next; None on the last one."""
     for text in exchange.headers.get_all("Link") or ():
         for part in text.split(","):
             address, _, rest = part.strip().partition(">")
             if address.startswith("<") and 'rel="next"' in rest.replace("rel=next", 'rel="next"'):
-                yield address[1:]
+                return address[1:]
+    return None
 
 
-def error_code(exchange: Exchange) -> str:
+def _error_code(exchange: Exchange) -> str:
     """The first code of a registry's error document (BLOB_UNKNOWN, say); "" without one."""
     if not 0 < (exchange.length or 0) <= ERROR_LIMIT_BYTES:
         return ""

@@ -1,6 +1,6 @@
 """A whole blob in a temporary file, for servers that serve no ranges: fetched once, by one stream.
 
-The file has no name, so nothing of it is left whatever happens to the process.
+The file has no name, so nothing of it is left however the process ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from bootseer.errors import (
     BootseerError,
@@ -18,6 +18,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.storage.request_control import Attempt
+from bootseer.storage.store import truncated_error
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import BlobStream
@@ -25,26 +26,27 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 
 
-class Spool:
-    """One blob as it arrives; any number of threads may read what is there, and wait for more."""
+class WholeBlobFile:
+    """One blob as it arrives; any number of threads may read it, and wait for bytes to come.
+
+    The first read begins to fetch it.
+    """
+
+    _file: IO[bytes]
 
     def __init__(self, open_stream: Callable[[], BlobStream], digest: str) -> None:
         self._open, self._digest = open_stream, digest
         self._changed = threading.Condition()
-        self._have = 0
+        self._arrived_bytes = 0
         self._done = False
         self._error: BootseerError | None = None
         self._stream: BlobStream | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        try:
-            self._file = tempfile.TemporaryFile(prefix="bootseer-blob-", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise from_os_error(error, "make a temporary file") from error
 
     @property
     def failed(self) -> bool:
-        """Whether it will never hold the blob: make another."""
+        """Whether it will never hold the blob, so that another file is needed."""
         return self._error is not None or self._closed
 
     def read(
@@ -54,7 +56,7 @@ class Spool:
         attempt: Attempt,
         filled: Callable[[int], None],
     ) -> None:
-        """Fill the buffers from the blob's bytes at `offset`, as soon as these are there."""
+        """Fill the buffers from the blob's bytes at `offset`, as soon as these have arrived."""
         self._start()
         attempt.on_cancel(self._wake)
         try:
@@ -77,13 +79,18 @@ class Spool:
             stream.cancel()
         if thread is not None:
             thread.join()
-        self._file.close()
+            self._file.close()
 
     def _start(self) -> None:
         with self._changed:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="blob-spool", daemon=True)
-                self._thread.start()
+            if self._thread is not None or self._closed:
+                return
+            try:
+                self._file = tempfile.TemporaryFile(prefix="bootseer-blob-", buffering=0)  # noqa: SIM115
+            except OSError as error:
+                raise from_os_error(error, "make a temporary file") from error
+            self._thread = threading.Thread(target=self._run, name="blob-spool", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         error: BootseerError | None = None
@@ -109,7 +116,7 @@ class Spool:
             while view:
                 view = view[os.write(self._file.fileno(), view) :]
             with self._changed:
-                self._have += count
+                self._arrived_bytes += count
                 self._changed.notify_all()
 
     def _wake(self) -> None:
@@ -120,7 +127,7 @@ class Spool:
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    self._have >= end
+                    self._arrived_bytes >= end
                     or self._done
                     or self._error is not None
                     or self._closed
@@ -131,10 +138,8 @@ class Spool:
                 raise StoreUnavailableError(f"cannot read {self._digest}: it was given up")
             if self._error is not None:
                 raise self._error
-            if self._have < end:
-                raise CorruptDataError(
-                    f"{self._digest} ends at byte {self._have}, before {end}; it is truncated"
-                )
+            if self._arrived_bytes < end:
+                raise truncated_error(self._digest, self._arrived_bytes, end)
 
     def _copy(self, offset: int, buffer: memoryview) -> None:
         view = buffer

@@ -1,7 +1,4 @@
-"""Stores around stores, for tests and benchmarks: slow ones and faulty ones.
-
-Fault injection, all of it: nothing here is used by the product itself.
-"""
+"""Stores around stores, to inject faults: slow ones, and ones whose requests fail as told."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from bootseer.errors import StoreUnavailableError
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import (
     NO_HINTS,
+    BlockLocation,
     ObjectWriter,
-    Placed,
-    Preferred,
+    PreferredReads,
     Stat,
     Store,
     WriteHints,
@@ -35,17 +32,17 @@ class WrappedStore:
         return self.inner.url
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return self.inner.preferred
 
     def stat(self, name: str) -> Stat:
         return self.inner.stat(name)
 
-    def places(self, name: str) -> list[Placed]:
-        return self.inner.places(name)
+    def locations(self, name: str) -> list[BlockLocation]:
+        return self.inner.locations(name)
 
-    def write_places(self) -> list[str]:
-        return self.inner.write_places()
+    def write_nodes(self) -> list[str]:
+        return self.inner.write_nodes()
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         self.inner.read_range(name, offset, buffer)
@@ -63,11 +60,11 @@ class WrappedStore:
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         return self.inner.read(name, limit_bytes=limit_bytes)
 
-    def create(self, name: str, data: bytes, *, lasting: bool = True) -> bool:
-        return self.inner.create(name, data, lasting=lasting)
+    def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
+        return self.inner.create(name, data, durable=durable)
 
-    def replace(self, name: str, data: bytes, *, lasting: bool = True) -> None:
-        self.inner.replace(name, data, lasting=lasting)
+    def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        self.inner.replace(name, data, durable=durable)
 
     def create_from_file(self, name: str, path: str) -> bool:
         return self.inner.create_from_file(name, path)
@@ -93,8 +90,8 @@ class WrappedStore:
     def mkdir(self, folder: str) -> None:
         self.inner.mkdir(folder)
 
-    def temporary(self, folder: str) -> str:
-        return self.inner.temporary(folder)
+    def temporary_name(self, folder: str) -> str:
+        return self.inner.temporary_name(folder)
 
     def local_path(self, name: str) -> str | None:
         return self.inner.local_path(name)
@@ -112,7 +109,7 @@ class SlowStore(WrappedStore):
         *,
         latency_s: float = 0.0,
         bytes_per_s: float = 0.0,
-        preferred: Preferred | None = None,
+        preferred: PreferredReads | None = None,
     ) -> None:
         super().__init__(inner)
         self._latency_s = latency_s
@@ -120,7 +117,7 @@ class SlowStore(WrappedStore):
         self._preferred = preferred
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return self._preferred or self.inner.preferred
 
     def local_path(self, name: str) -> str | None:
@@ -193,7 +190,7 @@ class FaultyStore(WrappedStore):
         decide: Callable[[Request], Fault | None],
         *,
         replicas: Sequence[str] = (),
-        preferred: Preferred | None = None,
+        preferred: PreferredReads | None = None,
     ) -> None:
         super().__init__(inner)
         self.requests: list[Request] = []
@@ -203,7 +200,7 @@ class FaultyStore(WrappedStore):
         self._lock = threading.Lock()
 
     @property
-    def preferred(self) -> Preferred:
+    def preferred(self) -> PreferredReads:
         return self._preferred or self.inner.preferred
 
     def local_path(self, name: str) -> str | None:
