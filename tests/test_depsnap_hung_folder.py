@@ -22,10 +22,11 @@ from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
+from bootseer.depsnap import time_limit
 from bootseer.depsnap.restore.isolated_work import read_apart
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.time_limit import may_hang
 from bootseer.errors import DeadlineError
+from bootseer.system.mountinfo import Mounted
 
 pytestmark = pytest.mark.root
 
@@ -325,10 +326,10 @@ def test_where_no_mounts_can_be_seen_nothing_is_said_to_hang(
 ) -> None:
     """Without /proc, as in a bare chroot, no start restored anything."""
 
-    def unseen() -> list[tuple[str, str]]:
+    def unseen() -> list[Mounted]:
         raise FileNotFoundError(2, "no such file", "/proc/self/mountinfo")
 
-    monkeypatch.setattr(mounts, "kinds", unseen)
+    monkeypatch.setattr(time_limit, "all_mounts", unseen)
     assert not may_hang(str(tmp_path))
 
 
@@ -337,8 +338,9 @@ def test_a_way_back_from_a_local_disk_leads_to_what_is_above_it(
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk/link").symlink_to("/elsewhere")
-    shown = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
-    monkeypatch.setattr(mounts, "kinds", lambda: shown)
+    kinds = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
+    shown = [Mounted(target, "0:1", kind) for target, kind in kinds]
+    monkeypatch.setattr(time_limit, "all_mounts", lambda: shown)
     assert not may_hang(f"{tmp_path}/disk/x")
     assert not may_hang(f"{tmp_path}/disk/y/../x")
     assert may_hang(f"{tmp_path}/disk/link/x")

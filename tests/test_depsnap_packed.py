@@ -16,9 +16,11 @@ from snaptrees import describe, leftovers, pack, rich, write
 from waiting import until
 
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import mounts, packed, placement_records, tree
+from bootseer.depsnap.shared_tree import packed, placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
+from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -215,9 +217,9 @@ def test_killed_between_its_two_mounts_the_next_start_clears_and_places(node: Pa
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False)
     assert done.returncode == -9
     (record,) = placement_records.all_records(node.cache)
-    assert mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
+    assert is_mounted(os.path.join(record.folder, placement_records.IMAGE))
     node.place()
-    assert not mounts.mounted(os.path.join(record.folder, placement_records.IMAGE))
+    assert not is_mounted(os.path.join(record.folder, placement_records.IMAGE))
     assert _shown(node) == _without_links(describe(node.root))
 
 
@@ -234,7 +236,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
     assert done.returncode == -9
     (left,) = folder.iterdir()
-    assert mounts.mounted(str(left / "shown"))
+    assert is_mounted(str(left / "shown"))
     assert packed.works_in(str(folder))
     assert list(folder.iterdir()) == []
 
@@ -245,7 +247,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     code = (
         "import sys\n"
-        "from bootseer.depsnap.shared_tree import mounts, packed\n"
+        "from bootseer.depsnap.shared_tree import packed\n"
         "real = packed.mount\n"
         "def late(*words):\n"
         "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
@@ -372,4 +374,4 @@ def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
     try:
         until(lambda: share_in_memory(meta) == 1, "the metadata in memory")
     finally:
-        mounts.unmount(str(mounted))
+        mount_calls.unmount(str(mounted))

@@ -23,7 +23,6 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.restore.restore import recover, restore
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import (
     AccessDeniedError,
@@ -34,6 +33,7 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
+from bootseer.system.mount_calls import MS_RDONLY, MS_REMOUNT, mount, unmount
 
 pytestmark = pytest.mark.slow
 
@@ -283,11 +283,11 @@ def test_a_flipped_byte_anywhere_leaves_the_target_alone(tmp_path: Path) -> None
 @contextmanager
 def _tmpfs(path: Path, options: str) -> Iterator[Path]:
     path.mkdir()
-    mounts.mount("tmpfs", str(path), "tmpfs", 0, options)
+    mount("tmpfs", str(path), "tmpfs", 0, options)
     try:
         yield path
     finally:
-        mounts.unmount(str(path))
+        unmount(str(path))
 
 
 @pytest.mark.root
@@ -315,7 +315,7 @@ def test_a_read_only_target_is_access_denied(tmp_path: Path) -> None:
     info = pack(tmp_path / "r", tmp_path / "a")
     with _tmpfs(tmp_path / "ro", "size=4m") as read_only:
         (read_only / "t").mkdir()
-        mounts.mount("none", str(read_only), "tmpfs", mounts.MS_REMOUNT | mounts.MS_RDONLY)
+        mount("none", str(read_only), "tmpfs", MS_REMOUNT | MS_RDONLY)
         for target in ("t", "absent"):
             with pytest.raises(AccessDeniedError, match="writable"):
                 restore(

@@ -17,9 +17,11 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import mounts, placement_records, tree
+from bootseer.depsnap.shared_tree import placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
+from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +57,7 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
     made = Shared(tmp_path)
     yield made
     tree.unplace(str(made.target), made.cache)
-    assert not mounts.mounted(str(made.target))
+    assert not is_mounted(str(made.target))
 
 
 def test_unpacked_once_then_found(shared: Shared) -> None:
@@ -258,7 +260,7 @@ def test_auto_without_mounts_falls_through_with_reasons(
     def refuse(*_args: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(mounts, "mount", refuse)
+    monkeypatch.setattr(mount_calls, "mount", refuse)
     made = shared.ensure()
     (placed,) = tree.place(made, shared.targets)
     assert placed.form in ("reflink", "hardlink")
@@ -308,7 +310,7 @@ def test_nothing_is_mounted_over_the_working_directory(
 def test_a_volume_below_the_target_is_not_hidden(shared: Shared) -> None:
     volume = shared.target / "data"
     volume.mkdir(parents=True)
-    mounts.mount("tmpfs", str(volume), "tmpfs")
+    mount_calls.mount("tmpfs", str(volume), "tmpfs")
     try:
         (volume / "mine").write_text("old")
         (placed,) = tree.place(shared.ensure(), shared.targets)
@@ -316,7 +318,7 @@ def test_a_volume_below_the_target_is_not_hidden(shared: Shared) -> None:
         assert f"{volume} is mounted below" in dict(placed.tried)["overlay"]
         assert (volume / "mine").read_text() == "old"
     finally:
-        mounts.unmount(str(volume))
+        mount_calls.unmount(str(volume))
 
 
 @pytest.mark.root
@@ -342,15 +344,15 @@ def test_what_others_mounted_or_linked_there_since_a_reboot_stays(
         tree.unplace(str(shared.target), shared.cache)
         assert shared.target.readlink() == tmp_path
         return
-    mounts.unmount(str(shared.target))
-    mounts.mount("tmpfs", str(shared.target), "tmpfs")
+    mount_calls.unmount(str(shared.target))
+    mount_calls.mount("tmpfs", str(shared.target), "tmpfs")
     try:
         (shared.target / "mine").write_text("of the volume")
         tree.place(shared.ensure(), shared.targets, form="copy")
         assert (shared.target / "mine").read_text() == "of the volume"
         assert (shared.target / "lib/a.py").exists()
     finally:
-        mounts.unmount(str(shared.target))
+        mount_calls.unmount(str(shared.target))
     assert not (shared.target / "lib").exists()
 
 

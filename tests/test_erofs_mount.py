@@ -17,7 +17,7 @@ from image_trees import unpack
 from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.build import build
 from bootseer.errors import BootseerError, NotSupportedError
-from bootseer.fuse.mount.mount_point import all_mounts
+from bootseer.system.mountinfo import all_mounts
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ FILES = some_files(4, 50_000)
 def refusing(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
     """FAKE: mount(2) answers with these errors, one each time, and then as the kernel does."""
     asked: list[str] = []
-    really = erofs_mount._mount
+    really = erofs_mount.mount
 
     def mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
         asked.append(source)
@@ -35,7 +35,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[str]:
             raise OSError(numbers[len(asked) - 1], "as an old kernel says")
         really(source, target, kind, flags, data)
 
-    monkeypatch.setattr(erofs_mount, "_mount", mount)
+    monkeypatch.setattr(erofs_mount, "mount", mount)
     return asked
 
 
@@ -96,13 +96,13 @@ def test_what_was_mounted_is_not_mistaken_for_what_lies_over_it(
     """FAKE: somebody mounts an image of their own at the same place, at the unluckiest moment."""
     meta, data, target = image(tmp_path / "ours")
     other, other_data, _ = image(tmp_path / "other")
-    really = erofs_mount._mount
+    really = erofs_mount.mount
 
     def mount(source: str, target: str, kind: str, flags: int, words: str) -> None:
         really(source, target, kind, flags, words)
         really(other, target, kind, flags, f"device={other_data}")
 
-    monkeypatch.setattr(erofs_mount, "_mount", mount)
+    monkeypatch.setattr(erofs_mount, "mount", mount)
     with own_mounts():
         made = erofs_mount.mount_erofs(meta, data, target, loop=loop)
         above, below = reversed(all_mounts()[-2:])

@@ -154,21 +154,6 @@ print(sorted(os.path.basename(f.path) for f in trace.files), trace.trace.starts)
         subprocess.run(["rm", "-rf", str(place)], check=True)
 
 
-def test_the_lowest_priority_is_taken_by_this_thread_and_those_it_starts() -> None:
-    code = """
-import os, threading
-from bootseer.imageprefetch.filemode import rate_limit
-rate_limit.go_idle()
-found = []
-thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
-thread.start(); thread.join()
-print(os.sched_getscheduler(0) == os.SCHED_IDLE, found == [os.SCHED_IDLE], flush=True)
-os.system("ionice -p %d" % os.getpid())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True", "idle"]
-
-
 def test_work_beside_a_start_takes_a_small_part_of_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,8 +29,6 @@ from bootseer.fuse.mount.mount_point import (
     MountPoint,
     find_mount,
     has_ended,
-    parse_mountinfo,
-    shown_at,
     unmount,
 )
 from bootseer.fuse.operations import Inode
@@ -43,34 +41,6 @@ CONTENT = pattern(300_000)
 
 def tree() -> MemoryTree:
     return MemoryTree({"f": CONTENT})
-
-
-def test_mountinfo_is_read_with_its_escapes() -> None:
-    text = (
-        rb"22 1 8:1 / / rw - ext4 /dev/sda rw" + b"\n"
-        rb"90 22 0:57 / /a\040b\134c rw,nosuid shared:3 - fuse.bootseer bootseer ro" + b"\n"
-        b"cut line\n"
-    )
-    assert parse_mountinfo(text) == [
-        ("/", "8:1", "ext4", "/dev/sda", "/", 22, 1),
-        ("/a b\\c", "0:57", "fuse.bootseer", "bootseer", "/", 90, 22),
-    ]
-
-
-def test_what_a_path_leads_to_is_what_lies_uppermost() -> None:
-    lines = ["30 7 0:1 / /", "31 30 0:2 / /a", "32 31 0:3 / /a/b", "33 32 0:4 / /a/b"]
-    covering = ["34 31 0:5 / /a", "35 34 0:6 / /a/c"]
-
-    def shown(lines: list[str], target: str) -> int | None:
-        text = "\n".join(f"{line} rw - tmpfs none rw" for line in lines)
-        found = shown_at(parse_mountinfo(text.encode()), target)
-        return found and found.number
-
-    assert [shown(lines, at) for at in ("/", "/a", "/a/b", "/a/c")] == [30, 31, 33, None]
-    both = lines + covering
-    assert [shown(both, at) for at in ("/a", "/a/b", "/a/c")] == [34, None, 35]
-    # In a container whose root is a directory of a mount that is not its own.
-    assert [shown(both[1:], at) for at in ("/", "/a", "/a/c")] == [None, 34, 35]
 
 
 @root

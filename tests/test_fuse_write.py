@@ -21,9 +21,9 @@ from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
 from waiting import until
 
 from bootseer.entrypoint import children
+from bootseer.entrypoint.container_start import start_age_ns
 from bootseer.fuse.operations import Handle, Inode
 from bootseer.imageprefetch.filemode import pagemap
-from bootseer.profiler.collect import process_times
 from bootseer.storage import lease
 from bootseer.system.proc_files import read_proc
 
@@ -236,7 +236,7 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
             assert in_time(lambda: pagemap.mapping_order([process.pid]), 20) == {}
             assert in_time(lambda: pagemap.read_bytes([process.pid]), 20) == 0
             assert process.pid in in_time(lambda: pagemap.tree(os.getpid()), 20)
-            assert in_time(lambda: process_times.start_ticks(process.pid), 20) is None
+            assert in_time(lambda: start_age_ns(process.pid), 20) is None
         finally:
             tree.let_go.set()
             process.kill()

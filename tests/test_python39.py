@@ -15,13 +15,13 @@ NAMES += ["cli/start_guard", "system/__init__", "system/readiness", "system/proc
 NAMES += [
     f"entrypoint/{name}"
     for name in (
-        *("__init__", "exec_program", "output_tap", "run", "start_unconfigured"),
+        *("__init__", "container_start", "exec_program", "output_tap", "run", "start_unconfigured"),
         "transparent_child",
     )
 ]
 NAMES += [f"events/{name}" for name in ("__init__", "writer", "resource")]
 NAMES += ["profiler/__init__", "profiler/collect/__init__"]
-NAMES += [f"profiler/collect/{name}" for name in ("import_hook", "pip_log", "process_times")]
+NAMES += [f"profiler/collect/{name}" for name in ("import_hook", "pip_log")]
 NAMES += [
     f"profiler/collect/log_rules/{name}"
     for name in ("__init__", "engine", "lines", "matcher_process", "rules")

@@ -265,10 +265,10 @@ def test_the_path_of_run_imports_nothing_foreign(tmp_path):
     more = {m for m in modules(ours) - modules(bare) - runpy if not m.startswith("importlib")}
     allowed = {"__future__", "_json", "bootseer", "bootseer.__main__", "bootseer.cli"}
     allowed |= {"bootseer.cli.main", "bootseer.entrypoint", "bootseer.entrypoint.transparent_child"}
-    allowed |= {"bootseer.entrypoint.run", "bootseer.profiler", "bootseer.events.writer"}
+    allowed |= {"bootseer.entrypoint.run", "bootseer.events", "bootseer.events.writer"}
     allowed |= {"bootseer.events.resource"}
     # What a container's first process looks at.
-    allowed |= {"bootseer.profiler.collect", "bootseer.profiler.collect.process_times"}
+    allowed |= {"bootseer.entrypoint.container_start", "bootseer.system"}
     allowed |= {"bootseer.system.proc_files"}
     heavy = {"json", "re", "typing", "enum", "signal", "subprocess", "hashlib", "contextvars"}
     heavy |= {"threading", "dataclasses", "argparse", "click", "logging", "tempfile", "uuid"}

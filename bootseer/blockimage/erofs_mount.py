@@ -8,7 +8,6 @@ Sources: mount(2), loop(4) and `linux/loop.h` for the loop device's calls and st
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -17,22 +16,27 @@ import struct
 from typing import NamedTuple
 
 from bootseer.errors import BusyError, NotSupportedError, from_os_error
-from bootseer.fuse.mount.mount_point import all_mounts
 from bootseer.system.mount_calls import (
     ATTR_ATIME,
     ATTR_NOATIME,
     ATTR_NODEV,
     ATTR_NOSUID,
     ATTR_RDONLY,
+    MS_BIND,
+    MS_NOATIME,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_RDONLY,
+    MS_REMOUNT,
     attach_tree,
     change_tree,
     clone_tree,
+    mount,
 )
+from bootseer.system.mountinfo import all_mounts
 
 KIND = "erofs"
 READ_AHEAD_KIB = 16  # also while recording: what is recorded is what will be asked for again
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 0x1, 0x2, 0x4, 0x400
-MS_REMOUNT, MS_BIND = 0x20, 0x1000
 _BDI = "/sys/class/bdi"
 _LOOP_CONTROL = "/dev/loop-control"
 _GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
@@ -78,7 +82,7 @@ def restrict(target: str, *, nosuid: bool) -> None:
     Other places that show the same tree are as they were.
     """
     flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOATIME
-    _mount("none", target, "none", flags | (MS_NOSUID | MS_NODEV if nosuid else 0), "")
+    mount("none", target, "none", flags | (MS_NOSUID | MS_NODEV if nosuid else 0))
 
 
 def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) -> Erofs:
@@ -91,7 +95,7 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     before = _bdis()
     if loop is not True:
         try:
-            _mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
+            mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
             # The kernel tells nowhere which one belongs to a mount; who mounts too wants the same.
             bdis = tuple(_bdis() - before)
             set_read_ahead(bdis, READ_AHEAD_KIB)
@@ -102,7 +106,7 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     devices: list[int] = []
     try:
         paths = [_attach(path, devices) for path in (meta, data)]
-        _mount(paths[0], target, KIND, MS_RDONLY | MS_NOATIME, f"device={paths[1]}")
+        mount(paths[0], target, KIND, MS_RDONLY | MS_NOATIME, f"device={paths[1]}")
         bdis = tuple(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}" for path in paths)
         set_read_ahead(bdis, READ_AHEAD_KIB)
     except OSError as error:
@@ -131,14 +135,6 @@ def _found(target: str, source: str, bdis: tuple[str, ...], *, loop: bool) -> Er
     if found is None:
         raise BusyError(f"what was mounted at {target} is gone again; somebody else unmounted it")
     return Erofs(found.device, found.source, loop, bdis)
-
-
-def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    words = (os.fsencode(source), os.fsencode(target), kind.encode())
-    if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(data)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
 
 
 # --- read-ahead -------------------------------------------------------------------------------

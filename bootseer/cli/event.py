@@ -115,9 +115,13 @@ def _caller() -> str:
     """Name the shell that called us, the same as long as that process lives, and different from
     any other on this machine."""
     from bootseer.events import resource
-    from bootseer.profiler.collect import process_times
+    from bootseer.system.proc_files import start_ticks
 
-    return f"{os.getppid()}:{process_times.start_ticks(os.getppid())}:{resource.boot_id()}"
+    try:
+        ticks = start_ticks(os.getppid())
+    except TimeoutError:
+        ticks = 0
+    return f"{os.getppid()}:{ticks}:{resource.boot_id()}"
 
 
 class _OpenSpans:

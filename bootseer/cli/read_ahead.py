@@ -22,7 +22,7 @@ _DEPS_RUN = """
     bootseer/depsnap/key/script bootseer/depsnap/key/options
     bootseer/depsnap/key/install_command lib-dynload/math lib-dynload/select
     bootseer/system/__init__ bootseer/system/readiness bootseer/system/regular_files
-    bootseer/depsnap/key/pip_settings bootseer/depsnap/key/uv_settings
+    bootseer/system/paths bootseer/depsnap/key/pip_settings bootseer/depsnap/key/uv_settings
     bootseer/depsnap/key/project bootseer/depsnap/key/install_roots contextlib _weakrefset
     threading lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed
@@ -35,17 +35,17 @@ _DEPS_RUN = """
     bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/atomic
     bootseer/depsnap/time_limit bootseer/depsnap/target_note bootseer/depsnap/settings
     bootseer/depsnap/shared_tree/__init__ bootseer/depsnap/restore/__init__
-    bootseer/depsnap/restore/staging bootseer/depsnap/shared_tree/mounts
-    bootseer/system/processes bootseer/depsnap/shared_tree/placement_records
-    bootseer/depsnap/shared_tree/packed bootseer/depsnap/shared_tree/cache
-    bootseer/depsnap/shared_tree/place bootseer/depsnap/shared_tree/tree
-    bootseer/storage/options bootseer/storage/open bootseer/depsnap/plan_run
-    bootseer/depsnap/wait_policy bootseer/events/__init__ bootseer/events/writer
-    bootseer/depsnap/run bootseer/config/__init__ bootseer/config/paths
-    bootseer/events/resource bootseer/depsnap/key/uv_run bootseer/context_managers
-    bootseer/storage/local lib-dynload/_contextvars contextvars bootseer/storage/retry
-    bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian
-    ctypes/__init__
+    bootseer/depsnap/restore/staging bootseer/system/processes
+    bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed
+    bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/place
+    bootseer/depsnap/shared_tree/tree bootseer/storage/options bootseer/storage/open
+    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/events/__init__
+    bootseer/events/writer bootseer/depsnap/run bootseer/config/__init__
+    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
+    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
+    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
+    struct ctypes/_endian ctypes/__init__ bootseer/system/mountinfo bootseer/system/libc
+    bootseer/system/mount_calls
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -92,10 +92,11 @@ _IMAGE_MOUNT = """
     encodings/idna bootseer/blockimage/__init__ bootseer/blockimage/media_types
     bootseer/cli/__init__ bootseer/cli/shared/__init__ bootseer/cli/shared/size_text
     bootseer/cli/image/__init__ bootseer/cli/image/outcome bootseer/fuse/__init__
-    bootseer/system/readiness bootseer/system/fork bootseer/fuse/serve/__init__
-    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
-    lib-dynload/fcntl lib-dynload/_ctypes ctypes/_endian ctypes/__init__
-    bootseer/system/mount_calls bootseer/blockimage/erofs_mount
+    bootseer/system/readiness bootseer/system/fork bootseer/system/paths
+    bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__
+    bootseer/system/libc bootseer/system/mount_calls bootseer/system/mountinfo
+    bootseer/system/proc_files bootseer/fuse/mount/mount_point lib-dynload/fcntl
+    bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian ctypes/__init__
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
     bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
@@ -104,13 +105,13 @@ _IMAGE_MOUNT = """
     bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
     bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
-    bootseer/system/proc_files bootseer/fuse/serve/requesters
-    bootseer/fuse/serve/pending_replies bootseer/fuse/serve/dispatch
-    bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
-    platform site-packages/zstandard/backend_c.so site-packages/zstandard/__init__
-    bootseer/blocks/__init__ bootseer/blocks/extents site-packages/xxhash/_xxhash.so
-    site-packages/xxhash/version site-packages/xxhash/__init__ bootseer/blocks/source
-    bootseer/blocks/cache/__init__ bootseer/blocks/cache/present_index bootseer/blocks/table
+    bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
+    bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server
+    bootseer/fuse/serve/handover platform site-packages/zstandard/backend_c.so
+    site-packages/zstandard/__init__ bootseer/blocks/__init__ bootseer/blocks/extents
+    site-packages/xxhash/_xxhash.so site-packages/xxhash/version
+    site-packages/xxhash/__init__ bootseer/blocks/source bootseer/blocks/cache/__init__
+    bootseer/blocks/cache/present_index bootseer/blocks/table
     bootseer/blockimage/pack_format bootseer/blockimage/serve/__init__
     bootseer/blockimage/serve/frames bootseer/blocks/settings
     bootseer/blockimage/serve/byte_source bootseer/blockimage/serve/data_file

@@ -27,6 +27,7 @@ from bootseer.errors import (
 )
 from bootseer.storage.open import open_store
 from bootseer.storage.store import Store
+from bootseer.system.paths import is_within
 from bootseer.system.processes import boot_id
 
 TYPE_CHECKING = False
@@ -263,7 +264,7 @@ def _answers(store: Store) -> None:
 def check_belongs(record: records.Record, targets: Sequence[str]) -> None:
     """Raise CorruptDataError for a record that writes outside the roots of a command."""
     for root in record.roots:
-        if not any(root == t or root.startswith(t.rstrip("/") + "/") for t in targets):
+        if not any(is_within(root, target) for target in targets):
             raise CorruptDataError(
                 f"the snapshot {record.key[:12]} writes to {root}, which the command does not"
             )

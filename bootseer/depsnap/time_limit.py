@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.errors import DeadlineError
+from bootseer.system.mountinfo import all_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def may_hang(path: str) -> bool:
     Such a file system is not asked itself, so this does not hang where it does not answer.
     """
     try:
-        served = {point: _is_served(kind) for point, kind in mounts.kinds()}
+        served = {mounted.target: _is_served(mounted.kind) for mounted in all_mounts()}
     except OSError:
         return False  # without /proc nobody can tell
     hangs = served.get("/", False)

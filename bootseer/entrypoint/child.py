@@ -8,7 +8,6 @@ for our own crash.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,9 +16,9 @@ import socket
 from bootseer import events
 from bootseer.entrypoint.parts import all_parts
 from bootseer.errors import describe
+from bootseer.system.fork import end_with_parent
 
 SOCKET_FD = 3
-_PR_SET_PDEATHSIG = 1
 
 
 class _Reporter:
@@ -73,6 +72,6 @@ def main() -> int:
 
 def _die_with(parent: int) -> None:
     """A `start` killed with SIGKILL must not leave us working on a job that is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)

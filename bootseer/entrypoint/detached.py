@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import fork
+from bootseer.system.fork import fork, name_thread
 
 NAME = b"bootseer-beside"
 """What `ps` shows of it; the kernel keeps 15 characters."""
-_PR_SET_NAME = 15
 _MAX_FD = 4096
 
 
@@ -62,9 +61,7 @@ def _detach() -> None:
     for fd in range(3):
         os.dup2(null, fd)
     os.closerange(3, _MAX_FD)  # whoever waits for the end of a pipe must not wait for us
-    import ctypes  # here, lest every start loads it
-
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    name_thread(NAME)
 
 
 def _run(

@@ -202,9 +202,9 @@ class _Measured:
             from bootseer.events import resource
 
             if resource.in_container():
-                from bootseer.profiler.collect import process_times
+                from bootseer.entrypoint.container_start import write_container_start
 
-                process_times.write_container_start(writer)
+                write_container_start(writer)
         attributes = {"bootseer.source": "run", "bootseer.command": events.redact(options.command)}
         self.span = writer.begin(self.name, {**attributes, **options.attributes})
         self.added = events.child_environment(writer, self.span, environ)

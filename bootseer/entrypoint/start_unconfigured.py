@@ -63,8 +63,8 @@ def announce(
         from bootseer.events import resource
 
         if resource.in_container():
-            from bootseer.profiler.collect import process_times
+            from bootseer.entrypoint.container_start import write_container_start
 
-            process_times.write_container_start(writer)
+            write_container_start(writer)
     environ.update(events.child_environment(writer, None, environ))
     writer.point("start", attributes={"bootseer.command": events.redact(job)})

@@ -237,11 +237,11 @@ class Child:
             pass  # a set-user-id child; without us the sender would have been refused as well
 
     def _is_stopped(self) -> bool:
-        from bootseer.system.proc_files import read_proc  # needed by job control alone
+        # Needed by job control alone.
+        from bootseer.system.proc_files import read_proc, stat_fields
 
         try:
-            stat = read_proc(f"/proc/{self.pid}/stat")
-            return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return stat_fields(read_proc(f"/proc/{self.pid}/stat"))[0] in (b"T", b"t")
         except (OSError, IndexError):
             return True
 

@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.store import Store
-from bootseer.system.proc_files import read_proc
+from bootseer.system.proc_files import start_ticks
+from bootseer.system.processes import boot_id, pid_namespace
 
 BEAT_S = 3.0
 TTL_S = 20.0
@@ -65,13 +66,12 @@ class Held:
 
 def this_owner() -> Owner:
     """Describe this process. Parts that /proc does not give are empty and match nothing."""
-    return Owner(
-        host=os.uname().nodename,
-        boot_id=_read("/proc/sys/kernel/random/boot_id"),
-        pid_namespace=_link("/proc/self/ns/pid"),
-        pid=os.getpid(),
-        started_ticks=_started_ticks(os.getpid()),
-    )
+    try:
+        boot, namespace = boot_id(), f"pid:[{pid_namespace()}]"
+    except OSError:
+        boot = namespace = ""
+    pid = os.getpid()
+    return Owner(os.uname().nodename, boot, namespace, pid, start_ticks(pid))
 
 
 def surely_dead(owner: Owner) -> bool:
@@ -82,7 +82,7 @@ def surely_dead(owner: Owner) -> bool:
     if (owner.boot_id, owner.pid_namespace) != (here.boot_id, here.pid_namespace):
         return False
     try:
-        return _started_ticks(owner.pid) != owner.started_ticks
+        return start_ticks(owner.pid) != owner.started_ticks
     except TimeoutError:
         return False  # it lives: the kernel keeps back only what is in execve(2)
 
@@ -319,36 +319,3 @@ def _typed(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _started_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat; 0 for a process that is gone or a zombie.
-
-    Raises TimeoutError when the kernel keeps it back: the process lives, in execve(2).
-    """
-    try:
-        path = f"/proc/{pid}/stat"
-        stat = _read(path).encode() if pid == os.getpid() else read_proc(path)
-    except TimeoutError:
-        raise
-    except OSError:
-        return 0
-    text = stat.decode("ascii", "replace").rpartition(")")[2].split()
-    if len(text) < 20 or text[0] in ("Z", "X"):
-        return 0
-    return int(text[19])

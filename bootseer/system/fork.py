@@ -1,7 +1,11 @@
 """Children that go on in Python, made from a process of which nothing is known."""
 
+from __future__ import annotations
+
 import gc
 import os
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def fork() -> int:
@@ -21,3 +25,22 @@ def fork() -> int:
         if collects:
             gc.enable()
     return pid
+
+
+def end_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends, from now on.
+
+    A parent that has ended already sends none: compare `os.getppid()` afterwards.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def name_thread(name: bytes) -> None:
+    """What `ps` shows of this thread, of a process's first one as of the process: 15 bytes."""
+    _prctl(_PR_SET_NAME, name)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    from bootseer.system.libc import libc  # most who fork do without
+
+    libc().prctl(option, argument)

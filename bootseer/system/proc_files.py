@@ -1,6 +1,6 @@
-"""Files of other processes under /proc, read for a limited time.
+"""Files of processes under /proc, those of others read for a limited time.
 
-The kernel keeps some of them (stat, environ, io, maps, pagemap) back while their process is in
+The kernel keeps some of those (stat, environ, io, maps, pagemap) back while their process is in
 execve(2): it holds `exec_update_lock` (fs/proc, fs/exec.c) until it has closed the files that do
 not outlive the call, which can take for ever where closing one waits for a FUSE server.
 
@@ -10,6 +10,7 @@ On a start's way, so it imports next to nothing. Importable on Python 3.9.
 from __future__ import annotations
 
 import _thread
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ else:
     import _signal  # `signal` itself imports enum: 2 ms
 
 LIMIT_S = 1.0
+CAP_FOWNER, CAP_SYS_ADMIN = 3, 21
 
 
 def read_proc(path: str, limit_s: float = LIMIT_S) -> bytes:
@@ -69,3 +71,41 @@ def call_within(limit_s: float, function: Callable[..., Result], *arguments: Any
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.readall()
+
+
+def stat_fields(stat: bytes) -> list[bytes]:
+    """The fields of /proc/PID/stat (proc_pid_stat(5)) from the third on, the state.
+
+    The second, the command's name, may hold spaces and parentheses.
+    """
+    return stat.rpartition(b")")[2].split()
+
+
+def start_ticks(pid: int) -> int:
+    """When a process was forked, in clock ticks since boot; 0 of one that has ended.
+
+    Raises TimeoutError when the kernel keeps it back: the process lives, in execve(2).
+    """
+    path = f"/proc/{pid}/stat"
+    try:
+        fields = stat_fields(_read(path) if pid == os.getpid() else read_proc(path))
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except TimeoutError:
+        raise
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def own_status(name: str) -> str:
+    """What /proc/self/status says under a name; "" where it cannot be told."""
+    try:
+        status = _read("/proc/self/status")
+    except OSError:
+        return ""
+    value = status.partition(f"\n{name}:".encode())[2].partition(b"\n")[0]
+    return value.decode("ascii", "replace").strip()
+
+
+def has_capability(number: int) -> bool:
+    """Whether this process has a capability in effect; False where that cannot be told."""
+    return bool(int(own_status("CapEff") or "0", 16) >> number & 1)

@@ -8,6 +8,7 @@ import os
 import struct
 
 from bootseer.context_managers import Closing
+from bootseer.system.libc import libc
 
 _STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
 _STATX_BYTES = 256
@@ -74,7 +75,7 @@ def direct_alignments(fd: int) -> tuple[int, int]:
     """
     about = ctypes.create_string_buffer(_STATX_BYTES)
     try:
-        statx = ctypes.CDLL(None).statx
+        statx = libc().statx
     except AttributeError:  # a C library older than the call
         return 0, 0
     if statx(ctypes.c_int(fd), b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, about):

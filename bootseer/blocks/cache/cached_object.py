@@ -13,6 +13,7 @@ from bootseer.blocks.cache.direct_reads import Marks, Straight, marks_of
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
 from bootseer.system.descriptors import check_spare
+from bootseer.system.libc import last_error, libc
 
 
 class Room(Protocol):
@@ -296,12 +297,10 @@ def punch(fd: int, offset: int, length: int) -> None:
     import ctypes
 
     keep_size_and_punch = 0x01 | 0x02
-    libc = ctypes.CDLL(None, use_errno=True)
     arguments = (ctypes.c_int(fd), ctypes.c_int(keep_size_and_punch))
     arguments_64 = (ctypes.c_int64(offset), ctypes.c_int64(length))
-    if libc.fallocate(*arguments, *arguments_64) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if libc().fallocate(*arguments, *arguments_64) != 0:
+        raise last_error()
 
 
 def _punch_quietly(fd: int, offset: int, length: int) -> None:

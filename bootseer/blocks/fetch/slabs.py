@@ -16,6 +16,8 @@ import mmap
 import threading
 from typing import TYPE_CHECKING
 
+from bootseer.system.libc import libc
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -59,10 +61,9 @@ def copy(target: memoryview, source: memoryview) -> None:
 
 
 # Through ctypes both run without the interpreter's lock; `mmap.madvise` holds it.
-_libc = ctypes.CDLL(None)
-_madvise = _libc.madvise
+_madvise = libc()["madvise"]
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_mincore = _libc.mincore
+_mincore = libc()["mincore"]
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 

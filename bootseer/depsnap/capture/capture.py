@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta, Tree
+from bootseer.system.mountinfo import all_mounts
+from bootseer.system.paths import is_within
 
 # Kernel file systems and such whose contents mean nothing elsewhere.
 _PSEUDO_NAMES = (
@@ -18,7 +19,6 @@ _PSEUDO_NAMES = (
 )
 PSEUDO = frozenset(_PSEUDO_NAMES.split())
 TEMPORARY = ("/tmp", "/var/tmp", "/var/cache", "/var/log", "/run", "/proc", "/sys", "/dev")
-_OCTAL = re.compile(rb"\\([0-7]{3})")
 CACHES = (".cache", ".npm/_cacache")
 
 
@@ -45,7 +45,7 @@ def excludes(roots: Sequence[str], ours: Sequence[str], given: Sequence[str]) ->
     hidden = [*TEMPORARY, _temporary(), *(os.path.join(home, c) for c in CACHES)]
     out = [os.path.abspath(p) for p in ours if p]
     hidden += _mounts(every="/" in roots)
-    out += [path for path in hidden if not any(_inside(root, path) for root in roots)]
+    out += [path for path in hidden if not any(is_within(root, path) for root in roots)]
     return [*out, *given]
 
 
@@ -60,18 +60,11 @@ def _temporary() -> str:
 
 def _mounts(*, every: bool) -> list[str]:
     """Mount points of pseudo and network file systems; with `every`, all but the root's own."""
-    found = []
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                path = left.split(" ")[4].encode("utf-8", "surrogateescape")
-                if every or right.split(" ", 1)[0] in PSEUDO:
-                    # Spaces and such stand as octal escapes there.
-                    found.append(os.fsdecode(_OCTAL.sub(lambda m: bytes([int(m[1], 8)]), path)))
-    except (OSError, ValueError, IndexError):
+        mounts = all_mounts()
+    except (OSError, ValueError):
         return []
-    return [path for path in found if path != "/"]
+    return [m.target for m in mounts if m.target != "/" and (every or m.kind in PSEUDO)]
 
 
 def before(roots: Sequence[str], exclude: Sequence[str]) -> list[Tree]:
@@ -92,7 +85,3 @@ def after(trees: Sequence[Tree], exclude: Sequence[str]) -> Captured:
         if not delta.empty:
             deltas.append(RootDelta.of_delta(delta))
     return Captured(tuple(d for d in deltas if d.entries or d.deleted), tuple(fresh))
-
-
-def _inside(path: str, above: str) -> bool:
-    return path == above or path.startswith(above.rstrip("/") + "/")

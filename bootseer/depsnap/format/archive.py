@@ -26,6 +26,7 @@ from bootseer.depsnap.format.verify import verify
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system.atomic import Draft
+from bootseer.system.paths import is_within
 
 __all__ = ["Index", "create", "read_index", "verify"]
 
@@ -85,12 +86,11 @@ def read_index(path: str, *, expected_digest: Digest | None, limits: Limits | No
 def _check_roots(roots: Sequence[RootDelta]) -> None:
     if not roots:
         raise UsageError("an archive needs at least one root")
-    for before, root in zip([None, *roots], roots, strict=False):
+    for number, root in enumerate(roots):
         if os.path.normpath(root.root) != root.root or not root.root.startswith("/"):
             raise UsageError(f"root {root.root!r} is not a normal absolute path")
-        if before is not None:
-            upper = before.root.rstrip("/") + "/"
-            if root.root == before.root or root.root.startswith(upper):
+        for before in roots[:number]:
+            if is_within(root.root, before.root):
                 raise UsageError(f"roots {before.root} and {root.root} overlap; name only one")
 
 

@@ -18,6 +18,7 @@ from bootseer.depsnap.key import pip_settings, uv_settings
 from bootseer.depsnap.key.install_command import Install, plan
 from bootseer.depsnap.key.project import joined, upwards, workspace_of
 from bootseer.errors import DeadlineError, UsageError
+from bootseer.system.paths import is_within
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import opener
 
@@ -214,14 +215,14 @@ def _destinations(
         python = asked_of(_interpreter(install, environ, cwd))
         return [Root(_absolute(install.target, cwd), "the virtual environment it makes")], python
     interpreter = _interpreter(install, environ, cwd)
-    in_made = any(inside(interpreter, root.path) for root in made)
+    in_made = any(is_within(interpreter, root.path) for root in made)
     told: Mapping[str, str] = {}
     if install.tool == "pip":
         asked = None if in_made else asked_of(interpreter)
         told = pip_settings.placing(environ, asked.prefix if asked else "", cwd)
         if told.get("python") and install.python in (None, install.program):
             interpreter = _named_python(told["python"], environ.get("PATH", os.defpath), cwd)
-            in_made = any(inside(interpreter, root.path) for root in made)
+            in_made = any(is_within(interpreter, root.path) for root in made)
         clones = install.editable or install.requirement_files  # or may
         if (told.get("src") and clones) or told.get("report"):
             raise UsageError(
@@ -485,16 +486,11 @@ def _absolute(path: str, cwd: str) -> str:
     return joined(cwd, os.path.expanduser(path))
 
 
-def inside(path: str, root: str) -> bool:
-    """Whether a path is a root or lies below it."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
-
-
 def _outermost(roots: Sequence[Root]) -> list[Root]:
     """Drop doubles and roots that lie in another one; keep the order, and what the user named."""
     kept: dict[str, Root] = {}
     for root in roots:
-        covered = any(inside(root.path, r.path) and r.path != root.path for r in roots)
+        covered = any(is_within(root.path, r.path) and r.path != root.path for r in roots)
         if not covered and (root.path not in kept or root.why == ALSO):
             kept[root.path] = root
     return list(kept.values())

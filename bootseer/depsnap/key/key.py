@@ -22,7 +22,6 @@ from bootseer.depsnap.key.install_roots import (
     ALSO,
     Python,
     Target,
-    inside,
     place_of,
     project_folder,
     variables_of,
@@ -31,6 +30,7 @@ from bootseer.depsnap.key.text_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.types import WORK_PREFIX
 from bootseer.errors import UsageError
 from bootseer.system import sha256
+from bootseer.system.paths import is_within
 from bootseer.system.regular_files import opener
 
 TYPE_CHECKING = False
@@ -157,7 +157,7 @@ def _check_clones(clones: bool, target: Target) -> None:
     python = target.python
     if not clones or any(root.why == ALSO for root in target.roots):
         return
-    kept = python is not None and any(inside(python.prefix, root) for root in target.paths)
+    kept = python is not None and any(is_within(python.prefix, root) for root in target.paths)
     if python is None or python.prefix == python.base_prefix or not kept:
         raise UsageError(
             "an editable repository is cloned beside what is kept; name where with --also"
@@ -197,7 +197,7 @@ def _in_reach(q: Question) -> list[Ingredient]:
     if _sees_user_site(python):
         folders.append(python.user_site)
     folders = [os.path.join(q.cwd, f) for f in dict.fromkeys(folders) if f]
-    outside = [f for f in folders if not any(inside(f, root) for root in q.target.paths)]
+    outside = [f for f in folders if not any(is_within(f, root) for root in q.target.paths)]
     names = sorted(
         name
         for folder in outside
@@ -225,7 +225,7 @@ def _makes_closed_environment(installs: Sequence[Install]) -> bool:
 def _sees_user_site(python: Python) -> bool:
     """As Python's `site`: not from a virtual environment without the system's packages."""
     return python.prefix == python.base_prefix or any(
-        f.endswith("-packages") and not inside(f, python.prefix) for f in python.search
+        f.endswith("-packages") and not is_within(f, python.prefix) for f in python.search
     )
 
 

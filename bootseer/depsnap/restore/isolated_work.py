@@ -105,14 +105,16 @@ def _receive(out: int, limit_s: float, what: str, worker: int) -> bytes:
         end_s, done = time.monotonic() + min(limit_s, _MOST_S), now
 
 
-def _work_of(worker: int) -> tuple[str, ...]:
+def _work_of(worker: int) -> tuple[bytes, ...]:
     """The processor time of a process and the bytes that it asked for; nothing of process 0."""
     if not worker:
         return ()
-    with open(f"/proc/{worker}/stat", encoding="ascii", errors="replace") as file:
-        times = file.read().rpartition(")")[2].split()[11:13]
+    from bootseer.system.proc_files import stat_fields  # most starts do without
+
+    with open(f"/proc/{worker}/stat", "rb") as file:
+        times = stat_fields(file.read())[11:13]
     try:
-        with open(f"/proc/{worker}/io", encoding="ascii") as file:
+        with open(f"/proc/{worker}/io", "rb") as file:
             return (*times, file.read())
     except OSError:
         return tuple(times)

@@ -36,7 +36,7 @@ from bootseer.errors import (
     NoSpaceError,
     from_os_error,
 )
-from bootseer.system.fork import fork
+from bootseer.system.fork import end_with_parent, fork
 from bootseer.system.interpreter import command_for
 from bootseer.system.regular_files import open_to_read
 
@@ -489,9 +489,7 @@ def read_index(path: str, digest: Digest, limits: Limits, stall_s: float | None)
 
 def main() -> None:
     """The fresh process: one order on standard input, one answer on standard output."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # who started us
         return
     order = json.load(sys.stdin)

@@ -15,9 +15,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, HOST_XATTRS, XAttrs
 from bootseer.errors import NotSupportedError, UsageError
+from bootseer.system import mount_calls
+from bootseer.system.mountinfo import is_mounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def mount(folder: str, target: str) -> None:
         raise NotSupportedError("the cache's path holds a comma, which mount(2) cannot")
     meta = os.path.join(folder, META)
     read_ahead(folder)
-    flags = mounts.MS_RDONLY | mounts.MS_NODEV | mounts.MS_NOATIME
-    mounts.mount(meta, target, "erofs", flags, f"device={data}")
+    flags = mount_calls.MS_RDONLY | mount_calls.MS_NODEV | mount_calls.MS_NOATIME
+    mount_calls.mount(meta, target, "erofs", flags, f"device={data}")
 
 
 def read_ahead(folder: str) -> None:
@@ -189,7 +190,7 @@ def works_in(folder: str) -> bool:
                 file.write(content)
         mount(trial, lower)
         options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-        mounts.mount("overlay", shown, "overlay", 0, options)
+        mount_calls.mount("overlay", shown, "overlay", 0, options)
     except (OSError, NotSupportedError):
         return False
     finally:
@@ -230,6 +231,6 @@ def _clear_dead(trial: str) -> None:
 def _clear(trial: str) -> None:
     for name in ("shown", "image"):
         place = os.path.join(trial, name)
-        if mounts.mounted(place):
-            mounts.unmount(place)
+        if is_mounted(place):
+            mount_calls.unmount(place)
     staging.remove_tree(trial)

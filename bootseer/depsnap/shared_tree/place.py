@@ -20,9 +20,12 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import cache, mounts, packed, placement_records
+from bootseer.depsnap.shared_tree import cache, packed, placement_records
 from bootseer.depsnap.types import Digest, Placement, SharedTree, absolute
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
+from bootseer.system import mount_calls
+from bootseer.system.mountinfo import all_mounts, is_mounted
+from bootseer.system.paths import is_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -246,26 +249,23 @@ def _check_seen(cache_dir: str, target: str) -> None:
         raise NotSupportedError("running processes keep their root directory")
     if _overlaid(cache_dir, target):
         raise NotSupportedError("an overlay that is not this snapshot alone stands there")
-    if _inside(os.getcwd(), target):
+    if is_within(os.getcwd(), target):
         raise NotSupportedError(f"the working directory lies in {target} and would stay beneath")
-    if _inside(cache_dir, target):
+    if is_within(cache_dir, target):
         raise NotSupportedError(f"the cache lies in {target} and would be hidden")
-    hidden = mounts.below(target)
-    if hidden:
-        raise NotSupportedError(f"{hidden[0]} is mounted below {target} and would be hidden")
-
-
-def _inside(path: str, above: str) -> bool:
-    return path == above or path.startswith(above.rstrip("/") + "/")
+    for mounted in all_mounts():
+        if mounted.target != target and is_within(mounted.target, target):
+            hidden = f"{mounted.target} is mounted below {target} and would be hidden"
+            raise NotSupportedError(hidden)
 
 
 def _bind(source: str, target: str) -> None:
-    mounts.mount(source, target, "none", mounts.MS_BIND)
+    mount_calls.mount(source, target, "none", mount_calls.MS_BIND)
     try:
-        flags = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY
-        mounts.mount("none", target, "none", flags)
+        flags = mount_calls.MS_BIND | mount_calls.MS_REMOUNT | mount_calls.MS_RDONLY
+        mount_calls.mount("none", target, "none", flags)
     except BaseException:  # a tree mounted writable must not stay
-        mounts.unmount(target)
+        mount_calls.unmount(target)
         raise
 
 
@@ -283,7 +283,7 @@ def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: boo
             lower = os.path.join(image, os.path.basename(shared.roots[root]))
             _overlay_over(lower, shared, root, target, folder, empty)
         finally:
-            mounts.unmount(image)  # an overlay holds its layers by itself
+            mount_calls.unmount(image)  # an overlay holds its layers by itself
         return
     _overlay_over(shared.roots[root], shared, root, target, folder, empty)
 
@@ -303,11 +303,11 @@ def _overlay_over(
     except OSError:
         private = os.path.join(folder, placement_records.PRIVATE)
         os.mkdir(private, 0o700)
-        mounts.mount("tmpfs", private, "tmpfs", mounts.MS_NODEV, "mode=0700")
+        mount_calls.mount("tmpfs", private, "tmpfs", mount_calls.MS_NODEV, "mode=0700")
         try:
             _mount_overlay(layers, target, private)
         except BaseException:  # nobody else knows of this mount
-            mounts.unmount(private)
+            mount_calls.unmount(private)
             raise
 
 
@@ -321,7 +321,7 @@ def _mount_overlay(layers: Sequence[str], target: str, folder: str) -> None:
     os.chmod(upper, stat.S_IMODE(status.st_mode))
     os.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
     options = f"lowerdir={':'.join(layers)},upperdir={upper},workdir={work}"
-    mounts.mount("overlay", target, "overlay", 0, options)
+    mount_calls.mount("overlay", target, "overlay", 0, options)
 
 
 def _whiteouts(deleted: Sequence[str], target: str, folder: str) -> str:
@@ -385,8 +385,8 @@ def _undo(folder: str, target: str, form: Form, created: bool) -> None:
             os.unlink(target)
             if not created:
                 os.mkdir(target)
-    elif mounts.mounted(target):
-        mounts.unmount(target)
+    elif is_mounted(target):
+        mount_calls.unmount(target)
     _remove_empty(target, created and form != "symlink")
     placement_records.forget(folder)
 

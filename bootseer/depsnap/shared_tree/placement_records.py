@@ -12,12 +12,17 @@ import os
 from collections.abc import Iterator
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import mounts
 from bootseer.depsnap.types import Digest
 from bootseer.light_dataclasses import dataclass
-from bootseer.system import sha256
+from bootseer.system import mount_calls, sha256
 from bootseer.system.atomic import replace_file
-from bootseer.system.processes import boot_id
+from bootseer.system.mountinfo import is_mounted
+from bootseer.system.processes import (
+    boot_id,
+    mount_namespace,
+    mount_namespace_has_ended,
+    pid_namespace,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,9 +59,10 @@ class Record:
             return True
         if self.boot != boot_id():
             return False
-        if self.namespace == mounts.namespace():
-            return self.form != "symlink" and mounts.mounted(self.target)
-        return False if mounts.ended(self.namespace, self.pid_namespace) else None
+        if self.namespace == mount_namespace():
+            return self.form != "symlink" and is_mounted(self.target)
+        ended = mount_namespace_has_ended(self.namespace, self.pid_namespace)
+        return False if ended else None
 
     @property
     def linked(self) -> bool:
@@ -77,7 +83,7 @@ class Record:
 
 def folder_of(cache_dir: str, target: str) -> str:
     """Where a placement made now, in this mount namespace, has its record."""
-    name = f"{mounts.namespace()} ".encode() + os.fsencode(target)
+    name = f"{mount_namespace()} ".encode() + os.fsencode(target)
     digest = sha256.of_bytes(name)[:32]
     return os.path.join(os.path.abspath(cache_dir), "placements", digest)
 
@@ -102,8 +108,8 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
         "digest": digest,
         "source": source,
         "created": created,
-        "namespace": mounts.namespace(),
-        "pid_namespace": mounts.pid_namespace(),
+        "namespace": mount_namespace(),
+        "pid_namespace": pid_namespace(),
         "boot": boot_id(),
     }
     # Not synced: it holds for this boot alone.
@@ -160,6 +166,6 @@ def forget(folder: str) -> None:
     """Remove a placement's record and layers, and what is mounted in its folder."""
     for name in (PRIVATE, IMAGE):
         place = os.path.join(folder, name)
-        if mounts.mounted(place):
-            mounts.unmount(place)
+        if is_mounted(place):
+            mount_calls.unmount(place)
     staging.remove_tree(folder)

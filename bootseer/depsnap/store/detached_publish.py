@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import sys
 from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
 from bootseer.system.fork import fork
+from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 
 HANDOVER_S = 10.0
-# ioprio_set(2) has no wrapper in libc; numbers from the kernel's system call tables.
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_IDLE = 3 << 13
 _FIRST_OWN_FD = 3
 
 
@@ -78,7 +74,5 @@ def _quiet(keep: int) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
     os.closerange(_FIRST_OWN_FD, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX") if keep < 0 else keep + 4096)
-    os.nice(19)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)
+    os.nice(19)  # and not idle altogether: other nodes may wait for what is published
+    use_idle_disk()

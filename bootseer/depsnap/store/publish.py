@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from bootseer.depsnap.capture.capture import Captured
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.key import redact
-from bootseer.depsnap.key.install_roots import inside
 from bootseer.depsnap.key.key import Key
 from bootseer.depsnap.store import archive_access, records
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import CorruptDataError
 from bootseer.storage.store import Store
+from bootseer.system.paths import is_within
 
 # Creating the files costs about as much again as reading and checking the archive.
 RESTORE_PER_VERIFY = 2.0
@@ -163,6 +163,6 @@ def _behind(root: str, path: str) -> str:
         if not os.path.islink(path):
             return ""
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-        if not inside(path, root):
+        if not is_within(path, root):
             return path
     return ""

@@ -24,12 +24,14 @@ from bootseer.fuse.mount.mount_point import (
     clear_stale,
     run_helper,
 )
+from bootseer.system import mount_calls
+from bootseer.system.mount_calls import MS_NODEV, MS_NOSUID, MS_RDONLY
+from bootseer.system.proc_files import own_status
 
 if TYPE_CHECKING:
     import socket
 
 DEVICE = "/dev/fuse"
-MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
 
 
 def open_mount(mountpoint: str, options: MountOptions) -> int:
@@ -127,32 +129,22 @@ def _data(options: MountOptions) -> str:
 
 
 def _mount_as_root(mountpoint: str, options: MountOptions) -> int:
-    import ctypes
-
     descriptor = open_device()
     data = f"fd={descriptor},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
     flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if options.read_only else 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = libc.mount(
-        options.fsname.encode(),
-        os.fsencode(mountpoint),
-        KIND.encode(),
-        ctypes.c_ulong(flags),
-        f"{data},{_data(options)}".encode(),
-    )
-    if code == 0:
-        return descriptor
-    number = ctypes.get_errno()
-    os.close(descriptor)
-    error = OSError(number, os.strerror(number), mountpoint)
-    if number == errno.ENODEV:
-        raise NotSupportedError(f"this kernel has no FUSE: {OTHER_WAYS}") from error
-    if number == errno.EPERM:
-        raise AccessDeniedError(
-            f"mount at {mountpoint} was refused, though CAP_SYS_ADMIN is there (seccomp or "
-            f"AppArmor): pass a mounted descriptor as /dev/fd/N, or {OTHER_WAYS}"
-        ) from error
-    raise from_os_error(error, f"mount at {mountpoint}") from error
+    try:
+        mount_calls.mount(options.fsname, mountpoint, KIND, flags, f"{data},{_data(options)}")
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.ENODEV:
+            raise NotSupportedError(f"this kernel has no FUSE: {OTHER_WAYS}") from error
+        if error.errno == errno.EPERM:
+            raise AccessDeniedError(
+                f"mount at {mountpoint} was refused, though CAP_SYS_ADMIN is there (seccomp or "
+                f"AppArmor): pass a mounted descriptor as /dev/fd/N, or {OTHER_WAYS}"
+            ) from error
+        raise from_os_error(error, f"mount at {mountpoint}") from error
+    return descriptor
 
 
 def _mount_by_helper(mountpoint: str, options: MountOptions) -> int:
@@ -182,12 +174,7 @@ def _refused(mountpoint: str, said: str) -> BootseerError:
     hint = "allow it, pass a mounted descriptor as /dev/fd/N, or " + OTHER_WAYS
     if "allow_other" in said:
         hint = "put user_allow_other in /etc/fuse.conf, or mount without allow_other"
-    elif "ermitted" in said and _no_new_privileges():
+    elif "ermitted" in said and own_status("NoNewPrivs") == "1":
         hint = "this process has no_new_privs: pass a mounted descriptor as /dev/fd/N, or "
         hint += OTHER_WAYS
     return AccessDeniedError(f"fusermount3 did not mount at {mountpoint} ({said}): {hint}")
-
-
-def _no_new_privileges() -> bool:
-    with open("/proc/self/status", encoding="ascii") as file:
-        return any(line.split() == ["NoNewPrivs:", "1"] for line in file)

@@ -1,14 +1,13 @@
-"""What is mounted, and unmounting it; nothing here looks into a mount, but for one probe."""
+"""Finding and unmounting mounts; nothing here looks into one, but for one probe."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import re
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bootseer.errors import (
     BootseerError,
@@ -17,6 +16,9 @@ from bootseer.errors import (
     NotSupportedError,
     from_os_error,
 )
+from bootseer.system import mount_calls
+from bootseer.system.mountinfo import Mounted, all_mounts
+from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
 
 if TYPE_CHECKING:
     import subprocess
@@ -27,73 +29,10 @@ OTHER_WAYS = (
     "read it without a mount: `bootseer stripe get`, the fsspec file system `striped::URL`, "
     "or `bootseer.stripedfs.open`"
 )
-MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 0x1, 0x2, 0x8
 HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
-_CAP_SYS_ADMIN = 21
 _PROBE_S = 2.0
 _MOST_LINKS = 40  # as the kernel
-
-
-class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo; `root` is what of the file system is shown there.
-
-    `number` is the mount's own, `parent` that of the mount which it lies on.
-    """
-
-    target: str
-    device: str
-    kind: str
-    source: str = ""
-    root: str = "/"
-    number: int = 0
-    parent: int = 0
-
-
-def parse_mountinfo(text: bytes) -> list[Mounted]:
-    """Mounts in the order of mounting, so that the last one at a target is the visible one."""
-    found = []
-    for line in text.splitlines():
-        left, _, right = line.partition(b" - ")
-        fields, (kind, _, rest) = left.split(b" "), right.partition(b" ")
-        if len(fields) > 4:
-            names = map(_name, (fields[4], rest.partition(b" ")[0], fields[3]))
-            target, source, root = names
-            device = fields[2].decode()
-            number, parent = int(fields[0]), int(fields[1])
-            found.append(Mounted(target, device, kind.decode(), source, root, number, parent))
-    return found
-
-
-def all_mounts() -> list[Mounted]:
-    """All mounts that this process can reach, or that lie below such ones."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        return parse_mountinfo(file.read())
-
-
-def shown_at(mounts: list[Mounted], target: str) -> Mounted | None:
-    """What a path without symbolic links leads to, if that is where a mount begins.
-
-    A mount may be listed at `target` and yet lie below another one, of the same place or of a
-    directory above it. Nothing is touched: a path may lead to a server that does not answer.
-    """
-    above = {(m.parent, m.target): m for m in mounts if m.parent != m.number}
-    known = {m.number for m in mounts}
-    # The root is no mount itself where a process was put into some directory.
-    base = {m.parent for m in mounts if m.parent not in known}
-    here = next((m for m in mounts if m.target == "/" and m.parent in {*base, m.number}), None)
-    place = ""
-    for name in target.strip("/").split("/"):
-        place += f"/{name}"
-        parents = base if here is None else {here.number}
-        while found := next((above[n, place] for n in parents if (n, place) in above), None):
-            here, parents = found, {found.number}
-    return here if here is not None and here.target == target else None
-
-
-def _name(field: bytes) -> str:
-    """A name in which blanks and the like stand as octal numbers."""
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field))
 
 
 def find_mount(mountpoint: str) -> Mounted | None:
@@ -127,11 +66,7 @@ def _look(mountpoint: str) -> tuple[str, Mounted | None]:
 
 def can_mount() -> bool:
     """Whether this process is root with CAP_SYS_ADMIN (container roots often lack it)."""
-    if os.geteuid() != 0:
-        return False
-    with open("/proc/self/status", encoding="ascii") as file:
-        effective = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
-    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
+    return os.geteuid() == 0 and has_capability(CAP_SYS_ADMIN)
 
 
 def is_passed(mountpoint: str) -> bool:
@@ -186,19 +121,17 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
     """
     mountpoint = absolute(mountpoint)
     if can_mount():
-        import ctypes
-
-        flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0) | (MNT_FORCE if force else 0)
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(mountpoint), flags) == 0:
-            return
-        number = ctypes.get_errno()
-        if number == errno.EBUSY:
-            raise BusyError(f"{mountpoint} is in use; close its files, or unmount it lazily")
-        if number in (errno.EINVAL, errno.ENOENT):
-            raise NotFoundError(f"nothing is mounted at {mountpoint}; check the path")
-        error = OSError(number, os.strerror(number), mountpoint)
-        raise from_os_error(error, f"unmount {mountpoint}") from error
+        try:
+            mount_calls.unmount(mountpoint, lazily=lazily, force=force)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                busy = f"{mountpoint} is in use; close its files, or unmount it lazily"
+                raise BusyError(busy) from error
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                none = f"nothing is mounted at {mountpoint}; check the path"
+                raise NotFoundError(none) from error
+            raise from_os_error(error, f"unmount {mountpoint}") from error
+        return
     words = ["-u", "-q", *(["-z"] if lazily or force else []), "--", mountpoint]
     done = run_helper(words)
     if done.returncode:

@@ -21,6 +21,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.system.fork import fork
+from bootseer.system.paths import is_within
 from bootseer.system.proc_files import call_within
 from bootseer.system.readiness import readable
 
@@ -356,4 +357,4 @@ def _below(link: str, target: str) -> bool:
         path = os.readlink(link)
     except OSError:
         return False
-    return path == target or path.startswith(f"{target}/")
+    return is_within(path, target)

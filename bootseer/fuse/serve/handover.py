@@ -16,7 +16,6 @@ The descriptor is not cloned (FUSE_DEV_IOC_CLONE): requests of a clone end with 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -38,12 +37,11 @@ from bootseer.fuse.serve.dispatch import Negotiated
 from bootseer.fuse.serve.faults import Faults
 from bootseer.fuse.serve.server import Mount, handshake
 from bootseer.light_dataclasses import dataclass
-from bootseer.system.fork import fork
+from bootseer.system.fork import end_with_parent, fork
 from bootseer.system.readiness import readable
 
 GONE, FAILED = 0, 70
 """Exit codes of a worker: the mount ended, or it cannot serve."""
-_PR_SET_PDEATHSIG = 1
 _SERVING = b"1"
 _LAST_S = 5.0
 _LAST_THREADS_S = 1.0
@@ -269,7 +267,7 @@ def _serve(supervisor: _Supervisor, parent: int, tell: int, took_over: bool) -> 
     """Build, serve, and end with the mount, with a signal, or with the supervisor."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     with _signals((signal.SIGTERM,)) as asked:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         mount = Mount(supervisor.build(), supervisor.mountpoint, options=supervisor.options)

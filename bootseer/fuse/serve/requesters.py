@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.system.proc_files import LIMIT_S, call_within
+from bootseer.system.proc_files import LIMIT_S, call_within, stat_fields
 
 CLOSING_LIMIT_S = 10.0
 """For a look whose failing makes a `close` fail."""
@@ -94,7 +94,7 @@ def _ended_by_signal(thread: int) -> bool:
 
 def _stat(thread: int) -> list[bytes]:
     with open(f"/proc/{thread}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
+        return stat_fields(file.read())
 
 
 def _may_look_into(thread: int) -> bool:

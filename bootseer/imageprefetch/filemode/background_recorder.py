@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bootseer.events.writer import NullWriter, Writer
 from bootseer.imageprefetch.filemode import rate_limit, trace_names
+from bootseer.system.priority import go_idle
 from bootseer.system.readiness import readable
 from bootseer.system.regular_files import open_to_read
 
@@ -75,14 +76,14 @@ def accompany(settings: StartSettings, writer: NullWriter, pid: int) -> None:
             return
         path = trace_names.local_path(settings.place, image, settings.workload)
         if path and not os.path.exists(path):
-            rate_limit.go_idle()
+            go_idle()
         with _Job(pid) as job:
             job.watch()
             trace = _known(image, settings, writer)
             job.left_s = LEFT_S
             replayed = _replay(settings, writer, job, trace)
             if _worth_it(settings, trace, replayed):
-                rate_limit.go_idle()
+                go_idle()
                 _record(_Start(settings, writer, job, cache_before), image, trace, replayed)
 
 

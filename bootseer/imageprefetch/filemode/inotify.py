@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from bootseer.imageprefetch.filemode.threads import start_deaf
+from bootseer.system.libc import last_error, libc
 from bootseer.system.readiness import readable
 
 _EVENT = struct.Struct("iIII")
@@ -27,12 +27,11 @@ class Opens:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._clock = clock
         self.first_s: dict[str, float] = {}
         self.complete = True
         self._folders: dict[int, str] = {}
-        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._end_read, self._end_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         if self._fd < 0:
@@ -46,10 +45,10 @@ class Opens:
         if self._fd < 0 or not self.complete:
             return
         mask = _IN_OPEN | _IN_ONLYDIR | _IN_DONT_FOLLOW
-        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), mask)
+        watch = libc().inotify_add_watch(self._fd, os.fsencode(folder), mask)
         if watch >= 0:
             self._folders[watch] = folder
-        elif ctypes.get_errno() == errno.ENOSPC:
+        elif last_error().errno == errno.ENOSPC:
             self.complete = False  # as many as this user may have
 
     def _run(self) -> None:

@@ -13,20 +13,21 @@ import os
 from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent
+from bootseer.system.libc import last_error, libc
+from bootseer.system.proc_files import CAP_FOWNER, has_capability
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _STEP_BYTES = 1 << 30
 _ODD = bytes(value & 1 for value in range(256))
-_CAP_FOWNER = 3
 
 
 class Asker:
     """Asks about files; knows of which ones this process is told the truth. `owns_all`: of all."""
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._mmap, self._munmap, self._mincore = libc.mmap, libc.munmap, libc.mincore
+        calls = map(libc().__getitem__, ("mmap", "munmap", "mincore"))
+        self._mmap, self._munmap, self._mincore = calls
         self._mmap.restype = ctypes.c_void_p
         size, address = ctypes.c_size_t, ctypes.c_void_p
         self._mmap.argtypes = (
@@ -40,7 +41,7 @@ class Asker:
         self._munmap.argtypes = (address, size)
         self._mincore.argtypes = (address, size, address)
         self._uid = os.geteuid()
-        self.owns_all = effective_capability(_CAP_FOWNER)
+        self.owns_all = has_capability(CAP_FOWNER)
         self._supported = mmap.PAGESIZE == PAGE_BYTES
 
     def may_ask(self, status: os.stat_result, path: str) -> bool:
@@ -71,14 +72,12 @@ class Asker:
     def _step(self, fd: int, offset: int, length: int) -> list[Extent]:
         address = self._mmap(None, length, _PROT_READ, _MAP_PRIVATE, fd, offset)
         if address == _MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise last_error()
         try:
             pages = bytearray(-(-length // PAGE_BYTES))
             into = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
             if self._mincore(address, length, ctypes.addressof(into)):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
+                raise last_error()
             del into
         finally:
             self._munmap(address, length)
@@ -95,18 +94,6 @@ def page_runs(marks: bytes, offset: int) -> list[Extent]:
         out.append(Extent(offset + at * PAGE_BYTES, (end - at) * PAGE_BYTES))
         at = marks.find(1, end)
     return out
-
-
-def effective_capability(number: int) -> bool:
-    """Whether this process has a capability; False where that cannot be told."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith("CapEff:"):
-                    return bool(int(line.split()[1], 16) >> number & 1)
-    except (OSError, ValueError):
-        pass
-    return False
 
 
 class Seen(NamedTuple):

@@ -1,32 +1,17 @@
-"""Working so that a job that starts beside us does not notice: lowest priority, and with pauses."""
+"""Working so little at a time that a job that starts beside us does not notice."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
 
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282}
-_WHO_PROCESS, _IDLE_CLASS = 1, 3 << 13
 SLICE_S = 0.01
 DISK_GRACE_S, DISK_LEAST_BYTES = 0.1, 256 << 10
 BESIDE = 0.04
 """Of the time that a start has taken, what may be worked beside it before it is over."""
 # The container's own; the machine's root group has no such file, or `release_agent` beside it.
 _STATS = (("/sys/fs/cgroup", b"file "), ("/sys/fs/cgroup/memory", b"total_cache "))
-
-
-def go_idle() -> None:
-    """From here on, have the processor and the disk when nobody else wants them; this thread and
-    those that it starts. What the kernel refuses is left as it is."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        os.nice(19)
-    number = _IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _IDLE_CLASS)
 
 
 def cache_bytes() -> int | None:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
 import stat
 from collections.abc import Iterator, Sequence
 
-# openat2(2) has one number on every architecture.
-_OPENAT2 = 437
-_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 1, 2, 4, 8
-_RESOLVE = _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
+from bootseer.system.paths import is_within
 
 DEFAULT_ROOTS = ("/",)
 PASSED_OVER = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/cache", "/var/log")
 """Not looked at below a root: what changes with every start is nothing to read ahead."""
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (
-        ("flags", ctypes.c_uint64),
-        ("mode", ctypes.c_uint64),
-        ("resolve", ctypes.c_uint64),
-    )
 
 
 def resolved(roots: Sequence[str]) -> tuple[str, ...]:
@@ -42,14 +30,9 @@ def resolved(roots: Sequence[str]) -> tuple[str, ...]:
         path
         for path, device in found.items()
         if not any(
-            other != path and below(path, other) and found[other] == device for other in found
+            other != path and is_within(path, other) and found[other] == device for other in found
         )
     )
-
-
-def below(path: str, root: str) -> bool:
-    """Whether a path is a root, or lies below it."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
@@ -62,7 +45,7 @@ def folders(roots: Sequence[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]
             device = os.stat(root).st_dev
         except OSError:
             continue
-        over = {path for path in PASSED_OVER if path != root and below(path, root)}
+        over = {path for path in PASSED_OVER if path != root and is_within(path, root)}
         waiting = [root]
         while waiting:
             folder = waiting.pop()
@@ -99,9 +82,8 @@ class Opener:
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._roots: list[tuple[str, int]] = []
-        self._by_kernel = platform.machine() in ("x86_64", "aarch64")
+        self._by_kernel = True
         for root in sorted(resolved(roots), key=len, reverse=True):
             try:
                 flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -123,7 +105,7 @@ class Opener:
     def open(self, path: str) -> tuple[int, os.stat_result]:
         """Open a file to read; raises OSError where it is none of ours, or gone."""
         for root, root_fd in self._roots:
-            if path != root and below(path, root):
+            if path != root and is_within(path, root):
                 return self._open_below(root, root_fd, path)
         raise OSError(errno.EXDEV, "not below the directories that were named", path)
 
@@ -142,15 +124,11 @@ class Opener:
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._by_kernel:
             relative = os.fsencode(path[len(root.rstrip("/")) + 1 :])
-            how = _OpenHow(flags, 0, _RESOLVE)
-            fd = self._libc.syscall(
-                _OPENAT2, root_fd, relative, ctypes.byref(how), ctypes.sizeof(how)
-            )
-            if fd >= 0:
-                return int(fd)
-            number = ctypes.get_errno()
-            if number not in (errno.ENOSYS, errno.EPERM):
-                raise OSError(number, os.strerror(number), path)
+            try:
+                return open_in(root_fd, relative, flags, NO_MOUNTS | NO_SYMLINKS | BENEATH)
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.EPERM):
+                    raise OSError(error.errno, error.strerror, path) from None
             self._by_kernel = False  # an old kernel, or a filter of system calls
         if os.path.realpath(path) != path:
             raise OSError(errno.ELOOP, "a symlink is on the way", path)

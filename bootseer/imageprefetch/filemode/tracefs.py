@@ -7,7 +7,6 @@ offset and moment of every page that was not in memory, the kernel's read-ahead 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import threading
@@ -15,8 +14,10 @@ from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.errors import NotSupportedError
-from bootseer.imageprefetch.filemode.mincore import effective_capability
 from bootseer.imageprefetch.filemode.threads import start_deaf
+from bootseer.system.mount_calls import make_mount
+from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
+from bootseer.system.processes import sees_all_processes
 
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second
@@ -24,10 +25,6 @@ POLL_S = 0.2
 MOST_BYTES = 160 << 20  # of a busy machine; what comes then counts as lost
 MOUNTED = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 NAME = "bootseer-{pid}-{random}"
-_CAP_SYS_ADMIN = 21
-_INIT_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, fixed in the kernel's sources
-_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
-_CONFIG_CREATE, _CLOEXEC = 6, 1
 _LINE = re.compile(
     rb" (\d+)\.(\d{6}): mm_filemap_add_to_page_cache: dev (\d+):(\d+) ino ([0-9a-f]+)"
     rb" .*ofs=(\d+)(?: order=(\d+))?"
@@ -70,7 +67,7 @@ class Tracer:
         self._texts: list[bytes] = []  # taken apart at the end: until then the start comes first
         self._text_bytes = 0
         self.lost = 0
-        self.own_tree = pid is not None and _sees_all_processes()
+        self.own_tree = pid is not None and sees_all_processes()
         self._added: list[Added] = []
         self._instance = self._pipe = -1
         self._end = threading.Event()
@@ -181,14 +178,7 @@ def _lives(pid: str) -> bool:
 
 def may_trace() -> bool:
     """Whether it is worth trying: the kernel opens its tracing to the machine's root alone."""
-    return effective_capability(_CAP_SYS_ADMIN)
-
-
-def _sees_all_processes() -> bool:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == _INIT_PID_NAMESPACE
-    except OSError:
-        return False
+    return has_capability(CAP_SYS_ADMIN)
 
 
 def _open_tracefs() -> int:
@@ -197,26 +187,13 @@ def _open_tracefs() -> int:
     for place in MOUNTED:
         if os.path.isdir(f"{place}/instances") and os.access(f"{place}/instances", os.W_OK):
             return os.open(place, flags)
-    libc = ctypes.CDLL(None, use_errno=True)
-    context = libc.syscall(_FSOPEN, b"tracefs", _CLOEXEC)
-    if context < 0:
-        raise _missing("open tracefs")
     try:
-        if libc.syscall(_FSCONFIG, context, _CONFIG_CREATE, None, None, 0):
-            raise _missing("make a mount of tracefs")
-        mounted = libc.syscall(_FSMOUNT, context, _CLOEXEC, 0)
-        if mounted < 0:
-            raise _missing("make a mount of tracefs")
-    finally:
-        os.close(context)
+        mounted = make_mount("tracefs")
+    except OSError as error:
+        raise NotSupportedError(
+            f"no tracing of the page cache: cannot make a mount of tracefs: {error.strerror}"
+        ) from error
     try:
         return os.open(".", flags, dir_fd=mounted)
     finally:
         os.close(mounted)
-
-
-def _missing(action: str) -> NotSupportedError:
-    number = ctypes.get_errno()
-    return NotSupportedError(
-        f"no tracing of the page cache: cannot {action}: {os.strerror(number)}"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import threading
@@ -39,12 +38,12 @@ from bootseer.imageprefetch.mount.server_registry import (
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system.fork import name_thread
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.mount import MountSettings
 
 THREADS = 8
-_PR_SET_NAME = 15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -238,17 +237,13 @@ def _warm(root: int, index: Index, threads: int, stopped: Callable[[], bool] = _
         return lambda window: None if stopped() else read(root, *window)
 
     try:
-        with ThreadPoolExecutor(threads, initializer=_named) as pool:
+        with ThreadPoolExecutor(threads, initializer=name_thread, initargs=(WARMING,)) as pool:
             list(pool.map(unless_stopped(_ahead), windows))
             # A thread must live until what it asked for has arrived, or a server of ours could
             # not tell any more whose read that was.
             list(pool.map(unless_stopped(_arrived), windows))
     finally:
         os.close(root)
-
-
-def _named() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, WARMING)
 
 
 def _ahead(root: int, path: bytes, offset: int, length: int) -> None:

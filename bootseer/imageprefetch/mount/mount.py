@@ -24,11 +24,13 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.fuse.mount import mount_point
-from bootseer.fuse.mount.mount_point import all_mounts, can_mount, shown_at, unmount
+from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system.mountinfo import all_mounts, shown_at
+from bootseer.system.paths import is_within
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -311,8 +313,7 @@ def _check_place(settings: MountSettings) -> None:
 
 def _is_below(path: str, folder: str) -> bool:
     """Whether a path is a folder or lies in it, whatever links lead there."""
-    path, folder = os.path.realpath(path), os.path.realpath(folder)
-    return os.path.commonpath((path, folder)) == folder
+    return is_within(os.path.realpath(path), os.path.realpath(folder))
 
 
 def check_machine(directory: str) -> None:

@@ -28,8 +28,9 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage.erofs_mount import KIND as EROFS
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
-from bootseer.fuse.mount.mount_point import Mounted, all_mounts, shown_at, unmount
+from bootseer.fuse.mount.mount_point import unmount
 from bootseer.light_dataclasses import dataclass
+from bootseer.system.mountinfo import MOUNTINFO, Mounted, all_mounts, shown_at
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
 LEFT, ENDING = "left", "ending"
@@ -364,7 +365,7 @@ def open_whole(server: Server, clone: Callable[[str], int]) -> int | None:
 
 def until_unmounted(server: Server, ended: Callable[[], bool]) -> bool:
     """Wait until a server's image is mounted nowhere in this namespace; False when `ended`."""
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open(MOUNTINFO, "rb") as file:
         watched = select.poll()
         watched.register(file, select.POLLERR | select.POLLPRI)  # how the kernel tells changes
         while not ended():

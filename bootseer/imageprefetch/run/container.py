@@ -5,7 +5,6 @@ Both ways the tree stays as it is: what the command writes goes to an overlay th
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
 import json
@@ -33,15 +32,24 @@ from bootseer.imageprefetch.run.podman_options import (
     names_network,
     places_anything_at,
 )
-from bootseer.system.mount_calls import IN_ROOT, open_in
+from bootseer.system.fork import end_with_parent
+from bootseer.system.libc import last_error, libc
+from bootseer.system.mount_calls import (
+    IN_ROOT,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    mount,
+    open_in,
+)
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GRACE_S = 10.0
 _POLL_S = 0.05
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x2, 0x4, 0x8
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
-_PR_SET_PDEATHSIG = 1
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What would change podman itself, were it in its environment; none of it is a secret.
 _PODMANS_OWN = re.compile(
@@ -307,15 +315,14 @@ def _say_and_exit(error: BaseException) -> NoReturn:
 
 def _outer(command: Command, work: str) -> NoReturn:
     """Make the namespaces, and pass on signals and exit code of the process within."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID):
-        raise OSError(ctypes.get_errno(), "no namespaces of our own")
+    end_with_parent(signal.SIGKILL)
+    if libc().unshare(_CLONE_NEWNS | _CLONE_NEWPID):
+        raise OSError(last_error().errno, "no namespaces of our own")
     inner = os.fork()
     if not inner:
         try:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            _inner(libc, command, work)
+            end_with_parent(signal.SIGKILL)
+            _inner(command, work)
         except BaseException as error:  # a border, as above
             _say_and_exit(error)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -329,14 +336,14 @@ def _leave(status: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
-    _mount(libc, "none", "/", "", _MS_REC | _MS_PRIVATE)
-    _mount(libc, "bootseer", work, "tmpfs", 0)
+def _inner(command: Command, work: str) -> NoReturn:
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount("bootseer", work, "tmpfs", 0)
     places = [os.path.join(work, name) for name in ("upper", "work", "root")]
     for place in places:
         os.mkdir(place)
     options = f"lowerdir={command.tree},upperdir={places[0]},workdir={places[1]}"
-    _mount(libc, "overlay", places[2], "overlay", 0, options)
+    mount("overlay", places[2], "overlay", 0, options)
     host = {name: os.open(name, os.O_PATH | os.O_CLOEXEC) for name in ("/dev", "/sys")}
     if command.events_dir:
         host[EVENTS_INSIDE] = os.open(command.events_dir, os.O_PATH | os.O_CLOEXEC)
@@ -344,10 +351,10 @@ def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
     os.chdir("/")
     # From here on no link of the image can lead out of its tree.
     os.makedirs("/proc", exist_ok=True)
-    _mount(libc, "proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for target, fd in host.items():
         os.makedirs(target, exist_ok=True)
-        _mount(libc, f"/proc/self/fd/{fd}", target, "", _MS_BIND | _MS_REC)
+        mount(f"/proc/self/fd/{fd}", target, "", MS_BIND | MS_REC)
     # The first process of a namespace hears only signals that it handles: be that for the command.
     pid = os.fork()
     if pid:
@@ -357,7 +364,7 @@ def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
             ended, status = os.wait()  # of the command, or of what it left behind
             if ended == pid:
                 _leave(status)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     directory = command.config.working_dir or "/"
@@ -373,15 +380,6 @@ def _inner(libc: ctypes.CDLL, command: Command, work: str) -> NoReturn:
     os.chdir(directory)
     variables = command.variables()
     os.execvpe(command.words[0], list(command.words), variables)
-
-
-def _mount(
-    libc: ctypes.CDLL, source: str, target: str, kind: str, flags: int, data: str = ""
-) -> None:
-    words = [os.fsencode(word) for word in (source, target, kind)]
-    if libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(data)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)
 
 
 def _identity(user: str) -> tuple[int, int] | None:

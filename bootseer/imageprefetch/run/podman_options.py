@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.imageprefetch.run.word_expansion import expand_word
+from bootseer.system.paths import is_within
 from bootseer.system.regular_files import open_to_read
 
 EVENTS_INSIDE = "/.bootseer-events"
@@ -149,10 +150,9 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
     for word in options:
         if word.startswith(_WORKDIR):
             return True
-    wanted = os.path.normpath(directory)
     for _, value in _values(_apart(options), _PLACING):
-        places = (os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/")
-        if any(wanted == place or wanted.startswith(f"{place}/") for place in places):
+        places = (part for part in re.split("[:,=]", value) if part[:1] == "/")
+        if any(is_within(directory, place) for place in places):
             return True
     return False
 

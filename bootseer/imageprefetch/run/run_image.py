@@ -121,9 +121,9 @@ def _unheard() -> None: ...
 
 def _lost_its_server(settings: RunSettings, place: str, digest: str) -> bool:
     """Whether the tree of a container, whose own folder is `place`, is served no more."""
-    from bootseer.fuse.mount.mount_point import all_mounts, shown_at
     from bootseer.imageprefetch.mount import server_registry
     from bootseer.imageprefetch.run.container_folders import TREE
+    from bootseer.system.mountinfo import all_mounts, shown_at
 
     try:
         servers = server_registry.known(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.imageprefetch.image_build.flatten import Flattener
+from bootseer.system.libc import last_error, libc
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Repository
@@ -114,12 +115,10 @@ def _write_tree(entries: Sequence[Entry], contents: _Contents, directory: str) -
 
 def _sync(directory: str) -> None:
     """Write the file system of `directory` to its disk, and no other."""
-    import ctypes
-
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
+        if libc().syncfs(fd):
+            raise last_error(directory)
     finally:
         os.close(fd)
 

@@ -40,6 +40,7 @@ from bootseer.storage.urls import redact
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.read.locate import locate
+from bootseer.system.paths import is_within
 from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
@@ -215,7 +216,7 @@ def _check_place(settings: MountSettings) -> None:
     folder = _local_folder(settings.url)
     stripes = folder and folder.rstrip("/") + SUFFIX
     for what, path in (("store", folder), ("store", stripes), ("cache", settings.cache)):
-        if path and any(_lies_in(each, place) for each in _places_on(path)):
+        if path and any(is_within(each, place) for each in _places_on(path)):
             raise UsageError(
                 f"a mount at {settings.mountpoint} would hide the {what} {path} from its own "
                 "server; mount it elsewhere"
@@ -238,10 +239,6 @@ def _places_on(path: str) -> Iterator[str]:
         above, name = os.path.split(path)
         yield os.path.join(os.path.realpath(above), name)
         path = above
-
-
-def _lies_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _load_store(url: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from bootseer.context_managers import Closing
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
 from bootseer.system.atomic import sync_folder
+from bootseer.system.processes import boot_id
 
 SAVE_S = 1.0
 NOTE_LIMIT_BYTES = 256 << 20
@@ -181,7 +182,8 @@ class Landing(Closing):
         try:
             size = os.fstat(self._fd).st_size
             note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
-            if note.get("key") != key or not key or note.get("boot") != _boot_id():
+            boot = _boot_id()
+            if note.get("key") != key or not key or note.get("boot") != boot or not boot:
                 return {}
             part = _identity(self.part)
             if not part or note.get("part") != part:
@@ -248,10 +250,9 @@ def _check_kind(path: str) -> None:
 
 
 def _boot_id() -> str:
-    """After a reboot nothing that was not synced can be trusted to be there."""
+    """After a reboot nothing that was not synced can be trusted to be there; "": unknown."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return boot_id()
     except OSError:
         return ""
 

@@ -1,41 +1,24 @@
-"""Start times from /proc: when this container began, told by process 1 of its namespace."""
+"""When this container began, by process 1 of its namespace."""
 
 from __future__ import annotations
 
 import os
 import time
 
+from bootseer.system.proc_files import start_ticks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bootseer.events.writer import AnyWriter
 
 
-def start_ticks(pid: int) -> int | None:
-    """Return when a process was forked, in clock ticks since boot, or None when unknown.
-
-    Field 22 of /proc/PID/stat (proc(5)); the command's name in field 2 may hold spaces and
-    parentheses, so fields are counted from the last parenthesis.
-    """
-    try:
-        return int(_read_stat(pid).rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _read_stat(pid: int) -> bytes:
-    path = f"/proc/{pid}/stat"
-    if pid != os.getpid():
-        from bootseer.system.proc_files import read_proc
-
-        return read_proc(path)
-    with open(path, "rb", buffering=0) as file:
-        return file.read(4096)
-
-
 def start_age_ns(pid: int) -> int | None:
     """Return how long ago a process was forked, in ns (grain 10 ms), or None when unknown."""
-    ticks = start_ticks(pid)
-    if ticks is None:
+    try:
+        ticks = start_ticks(pid)
+    except TimeoutError:
+        return None
+    if not ticks:
         return None
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return max(0, now_ns - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))
