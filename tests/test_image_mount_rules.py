@@ -29,6 +29,7 @@ from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.image_cache import KeptImage, LocalStore
 from bootseer.imageprefetch.mount import mount, server_registry
 from bootseer.imageprefetch.mount.mount import MountSettings
+from bootseer.system import file_lock
 
 PAGE = 4096
 
@@ -249,7 +250,7 @@ def test_a_server_that_is_just_being_born_is_not_taken_for_dead(
             server_registry.servers(str(tmp_path))  # another mount begins at this very moment
         real(fd, how)
 
-    monkeypatch.setattr(server_registry.fcntl, "flock", flock)
+    monkeypatch.setattr(file_lock.fcntl, "flock", flock)
     state = server_registry.State(str(tmp_path))
     try:
         assert looked

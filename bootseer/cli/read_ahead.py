@@ -39,13 +39,13 @@ _DEPS_RUN = """
     bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed
     bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/place
     bootseer/depsnap/shared_tree/tree bootseer/storage/options bootseer/storage/open
-    bootseer/depsnap/plan_run bootseer/depsnap/wait_policy bootseer/events/__init__
-    bootseer/events/writer bootseer/depsnap/run bootseer/config/__init__
-    bootseer/config/paths bootseer/events/resource bootseer/depsnap/key/uv_run
-    bootseer/context_managers bootseer/storage/local lib-dynload/_contextvars contextvars
-    bootseer/storage/retry bootseer/storage/download lib-dynload/_ctypes lib-dynload/_struct
-    struct ctypes/_endian ctypes/__init__ bootseer/system/mountinfo bootseer/system/libc
-    bootseer/system/mount_calls
+    bootseer/system/file_lock bootseer/system/mountinfo bootseer/system/libc
+    bootseer/system/mount_calls bootseer/depsnap/plan_run bootseer/depsnap/wait_policy
+    bootseer/events/__init__ bootseer/events/writer bootseer/depsnap/run
+    bootseer/config/__init__ bootseer/config/paths bootseer/events/resource
+    bootseer/depsnap/key/uv_run bootseer/context_managers bootseer/storage/local
+    lib-dynload/_contextvars contextvars bootseer/storage/retry bootseer/storage/download
+    lib-dynload/_ctypes lib-dynload/_struct struct ctypes/_endian ctypes/__init__
 """
 _DEPS_RESTORE = """
     bootseer/depsnap/restore/unpack weakref copy token lib-dynload/_opcode opcode dis
@@ -98,12 +98,13 @@ _IMAGE_MOUNT = """
     bootseer/system/proc_files bootseer/fuse/mount/mount_point lib-dynload/fcntl
     bootseer/blockimage/erofs_mount lib-dynload/_ctypes ctypes/_endian ctypes/__init__
     bootseer/imageprefetch/__init__ bootseer/imageprefetch/mount/__init__
-    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount
-    bootseer/imageprefetch/run/__init__ bootseer/imageprefetch/run/interrupts
-    lib-dynload/mmap bootseer/fuse/operations bootseer/fuse/protocol/__init__
-    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies bootseer/events/__init__
-    bootseer/events/writer bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough
-    bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
+    bootseer/system/file_lock bootseer/imageprefetch/mount/server_registry
+    bootseer/imageprefetch/mount/mount bootseer/imageprefetch/run/__init__
+    bootseer/imageprefetch/run/interrupts lib-dynload/mmap bootseer/fuse/operations
+    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
+    bootseer/fuse/protocol/replies bootseer/events/__init__ bootseer/events/writer
+    bootseer/fuse/serve/faults bootseer/fuse/mount/passthrough bootseer/fuse/mount/device
+    bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
     bootseer/fuse/protocol/notifications lib-dynload/_heapq heapq lib-dynload/_queue queue
     bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
     bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server

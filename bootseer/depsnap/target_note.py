@@ -6,17 +6,15 @@ target's fingerprint is the noted one; a lost note costs one restore, never corr
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BusyError, from_os_error
-from bootseer.system import sha256
+from bootseer.system import file_lock, sha256
 from bootseer.system.atomic import replace_file
+from bootseer.system.file_lock import FileLock
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,38 +71,16 @@ def write(cache: str, roots: Sequence[str], note: Note) -> None:
         raise from_os_error(error, f"write the note {path}") from error
 
 
-@contextlib.contextmanager
-def locked(
-    cache: str,
-    roots: Sequence[str],
-    *,
-    limit_s: float,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
-    """Hold the target's lock on this node. Raises BusyError when it stays held for `limit_s`.
+def locked(cache: str, roots: Sequence[str], *, limit_s: float) -> FileLock:
+    """Take the target's lock on this node. Raises BusyError when it stays held for `limit_s`.
 
     The lock dies with the process, also when that is killed.
     """
     path = _path(cache, roots, ".lock")
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return file_lock.acquire(path, 0o666, limit_s=limit_s)
+    except BlockingIOError:
+        raise BusyError(f"another process is installing into {roots[0]}") from None
     except OSError as error:
         raise from_os_error(error, f"open the lock {path}") from error
-    try:
-        _acquire(fd, roots, limit_s, sleep)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _acquire(fd: int, roots: Sequence[str], limit_s: float, sleep: Callable[[float], None]) -> None:
-    begun = time.monotonic()
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() - begun >= limit_s:
-                raise BusyError(f"another process is installing into {roots[0]}") from None
-        sleep(0.05)

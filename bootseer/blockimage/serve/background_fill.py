@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource, block_count, block_length
 from bootseer.errors import BootseerError
+from bootseer.system import file_lock
 
 STEP_BYTES = 4 << 20
 START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares the link with no more
@@ -154,20 +153,19 @@ class Fill:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
         """Wait until no other server of this node fills the image; False when closed."""
-        try:
-            fd = os.open(self._settings.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:  # there is none, or the cache takes nothing, which is told elsewhere
-            yield True
-            return
-        try:
-            while not self._closing.is_set():
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
+        while not self._closing.is_set():
+            try:
+                lock = file_lock.acquire(self._settings.lock, limit_s=0)
+            except BlockingIOError:
                 self._closing.wait(TURN_S)
-            yield not self._closing.is_set()
-        finally:
-            os.close(fd)
+                continue
+            except OSError:  # there is none, or the cache takes nothing, which is told elsewhere
+                yield True
+                return
+            with lock:
+                yield True
+            return
+        yield False
 
     def quiet(self) -> bool:
         """Wait until nothing has been read for a while; False when closed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import re
 import shutil
@@ -13,6 +13,8 @@ from typing import NamedTuple
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.cached_object import punch
 from bootseer.blocks.cache.present_index import ABSENT, Identity
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 
 NEW = ".new-"
 DEAD = ".dead-"
@@ -80,48 +82,42 @@ def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
     if not present_index.is_frozen(present_fd) or present_index.is_whole(present_fd, identity):
         return False
     try:
-        fcntl.flock(present_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_lock.lock(present_fd, limit_s=0)
     except OSError:
-        fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file_lock.lock(present_fd, shared=True, limit_s=0)
         return False
     if _remove(path):
         return True
-    fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may have it open, too
+    file_lock.lock(present_fd, shared=True, limit_s=0)  # others may have it open, too
     return False
 
 
 def discard(path: str, unless: Identity | None = None) -> bool:
     """Remove an object, unless it is open or is a sound one of the given identity."""
-    present_fd = _lock_alone(path)
-    if present_fd is None:
+    present = _lock_alone(path)
+    if present is None:
         return False
-    try:
-        whole = present_fd >= 0 and os.path.exists(f"{path}/data")
-        if unless is not None and whole and present_index.read_identity(present_fd) == unless:
+    with present:
+        fd = present.descriptor
+        whole = fd >= 0 and os.path.exists(f"{path}/data")
+        if unless is not None and whole and present_index.read_identity(fd) == unless:
             return False
         return _remove(path)
-    finally:
-        if present_fd >= 0:
-            os.close(present_fd)
 
 
 def _evict(usage: Usage, wanted_bytes: int) -> int:
     """Free about so many bytes of an object, or all of it; returns the bytes freed."""
-    present_fd = _lock_alone(usage.path)
-    if present_fd is None:
+    present = _lock_alone(usage.path)
+    if present is None:
         return 0
-    try:
-        if present_fd >= 0 and wanted_bytes < usage.used_bytes // 2:
+    with present:
+        if present.descriptor >= 0 and wanted_bytes < usage.used_bytes // 2:
             # The end goes first: a start reads what lies in front sooner and more often.
-            freed = _cut(usage.path, present_fd, wanted_bytes)
-            if freed:
-                return freed
+            with contextlib.suppress(OSError):
+                freed = _cut(usage.path, present.descriptor, wanted_bytes)
+                if freed:
+                    return freed
         return usage.used_bytes if _remove(usage.path) else 0
-    except OSError:
-        return usage.used_bytes if _remove(usage.path) else 0
-    finally:
-        if present_fd >= 0:
-            os.close(present_fd)
 
 
 def _cut(path: str, present_fd: int, wanted_bytes: int) -> int:
@@ -150,21 +146,18 @@ def _run_blocks(identity: Identity, wanted_bytes: int) -> int:
     return max(1, min(_RUN_BLOCKS, wanted_bytes // identity.block_bytes))
 
 
-def _lock_alone(path: str) -> int | None:
-    """The descriptor of an object's `present`, locked; -1 where it has none; None when in use."""
+def _lock_alone(path: str) -> FileLock | None:
+    """An object's `present`, locked; no file's lock where it has none; None when in use."""
+    name = f"{path}/present"
     try:
-        fd = os.open(f"{path}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        present = file_lock.acquire(name, create=False, flags=os.O_NOFOLLOW, limit_s=0)
+        if present.is_named(name):
+            return present
     except FileNotFoundError:
-        return -1 if os.path.isdir(path) else None
-    except OSError:
+        return FileLock(-1) if os.path.isdir(path) else None
+    except OSError:  # held by a reader
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(f"{path}/present"), os.fstat(fd)):
-            return fd
-    except OSError:  # held by a reader, or removed meanwhile
-        pass
-    os.close(fd)
+    present.close()  # it was removed meanwhile
     return None
 
 

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import math
 import os
 import shutil
@@ -54,6 +53,7 @@ from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource
 from bootseer.context_managers import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.descriptors import check_spare
 
 LOW_WATER = 0.9
@@ -269,14 +269,14 @@ class NodeCache(Closing):
             yield locked
         finally:
             if locked:
-                fcntl.flock(self._usage_fd, fcntl.LOCK_UN)
+                file_lock.unlock(self._usage_fd)
 
     def _lock_usage(self) -> bool:
         for _ in range(LOCK_TRIES):
             if self._usage_fd < 0:
                 return False
             try:
-                fcntl.flock(self._usage_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file_lock.lock(self._usage_fd, limit_s=0)
                 return True
             except BlockingIOError:
                 time.sleep(LOCK_PAUSE_S)
@@ -360,11 +360,10 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | Non
     present_fd = os.open(f"{folder}/present", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     data_fd = -1
     try:
-        fcntl.flock(present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Evicted between open and flock: the name leads elsewhere, or nowhere.
-        still_there = os.path.samestat(os.stat(f"{folder}/present"), os.fstat(present_fd))
+        file_lock.lock(present_fd, shared=True, limit_s=0)
+        # Evicted between open and lock: the name leads elsewhere, or nowhere.
         if (
-            still_there
+            file_lock.is_named(present_fd, f"{folder}/present")
             and present_index.read_identity(present_fd) == identity
             and not eviction.discard_spoiled(folder, present_fd, identity)
         ):

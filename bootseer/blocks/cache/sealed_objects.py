@@ -21,7 +21,6 @@ In any doubt an object is not sealed: it is read block by block, as every other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import struct
@@ -36,6 +35,7 @@ from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource, block_length
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
 from bootseer.system.descriptors import check_spare
 from bootseer.system.uncached_read import Medium
@@ -125,7 +125,7 @@ def open_sealed(directory: str, identity: Identity) -> Sealed | None:
             if not files.frozen:
                 present_index.freeze(files.present_fd)
                 # Somebody may evict it between the two locks: that takes its name alone.
-                fcntl.flock(files.present_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                file_lock.lock(files.present_fd, shared=True, limit_s=0)
             with contextlib.suppress(OSError):
                 os.utime(folder)
             stack.pop_all()
@@ -167,9 +167,9 @@ class _Files(Closing):
             flags = os.O_CLOEXEC | os.O_NOFOLLOW
             self.present_fd = os.open(f"{folder}/present", os.O_RDWR | flags)
             self.frozen = present_index.is_frozen(self.present_fd)
-            kind = fcntl.LOCK_EX if alone and not self.frozen else fcntl.LOCK_SH
-            fcntl.flock(self.present_fd, kind | fcntl.LOCK_NB)
-            if not os.path.samestat(os.stat(f"{folder}/present"), os.fstat(self.present_fd)):
+            shared = self.frozen or not alone
+            file_lock.lock(self.present_fd, shared=shared, limit_s=0)
+            if not file_lock.is_named(self.present_fd, f"{folder}/present"):
                 raise FileNotFoundError(folder)  # evicted between open and flock
             self.data_fd = os.open(f"{folder}/data", os.O_RDONLY | flags)
         except BaseException:  # who asked never had it to close

@@ -8,13 +8,13 @@ in it: a forked worker that outlives its parent holds the lock too.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
 from bootseer.depsnap.types import WORK_PREFIX
 from bootseer.errors import AccessDeniedError, BusyError, UsageError, from_os_error
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import file_lock
 
 TREE = "tree"
 OLD = "old"
@@ -122,10 +122,8 @@ def _lock_new(path: str) -> int:
         try:
             check_own(descriptor, path)
             lock(descriptor, path)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
+            if file_lock.is_named(descriptor, path):
                 return descriptor
-        except FileNotFoundError:
-            pass
         except BaseException:  # else the lock stays until this process ends
             os.close(descriptor)
             raise
@@ -144,7 +142,7 @@ def check_own(descriptor: int, path: str) -> None:
 def lock(descriptor: int, path: str) -> None:
     """Lock or raise BusyError."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_lock.lock(descriptor, limit_s=0)
     except BlockingIOError as error:
         raise BusyError(f"another restore works in {path}; wait for it to end") from error
 

@@ -17,7 +17,6 @@ place of thousands.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -35,6 +34,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import file_lock
 from bootseer.system.processes import boot_id
 from bootseer.system.regular_files import opener
 
@@ -323,16 +323,13 @@ def mark_hardlinked(tree: SharedTree) -> None:
 
 @contextmanager
 def _lock(path: str) -> Iterator[int]:
-    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    except DeadlineError:
-        # A killed process that hangs shares this lock until it is gone, and does nothing more.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        raise
-    finally:
-        os.close(descriptor)
+    with file_lock.acquire(f"{path}.lock") as lock:
+        try:
+            yield lock.descriptor
+        except DeadlineError:
+            # A killed process that hangs shares this lock until it is gone, and does nothing more.
+            lock.release()
+            raise
 
 
 def trees(cache_dir: str) -> tuple[TreeStatus, ...]:

@@ -10,7 +10,6 @@ It is used below an overlay and nowhere else, and needs Linux 6.12 (EROFS over p
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +17,7 @@ from bootseer.depsnap.restore import staging
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, HOST_XATTRS, XAttrs
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.system import mount_calls
+from bootseer.system.file_lock import FileLock, acquire_directory
 from bootseer.system.mountinfo import is_mounted
 
 TYPE_CHECKING = False
@@ -178,7 +178,7 @@ def works_in(folder: str) -> bool:
             _clear_dead(os.path.join(folder, name))
     trial = os.path.join(folder, _TRIAL + os.urandom(8).hex())
     lower, upper, work, shown = (os.path.join(trial, name) for name in _IN_TRIAL)
-    lock = -1
+    lock = FileLock(-1)
     try:
         os.mkdir(trial)
         lock = _locked(trial)
@@ -195,23 +195,16 @@ def works_in(folder: str) -> bool:
         return False
     finally:
         _clear(trial)
-        if lock >= 0:
-            os.close(lock)
+        lock.close()
     return True
 
 
-def _locked(trial: str) -> int:
-    """A descriptor whose lock says that this trial is under way. Raises OSError when it is.
+def _locked(trial: str) -> FileLock:
+    """A lock that says that this trial is under way. Raises OSError when it is.
 
     No process number says that: containers that share a cache know each other's by other numbers.
     """
-    lock = os.open(trial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+    return acquire_directory(trial, limit_s=0)
 
 
 def _clear_dead(trial: str) -> None:
@@ -220,12 +213,11 @@ def _clear_dead(trial: str) -> None:
         lock = _locked(trial)
     except OSError:
         return  # it is under way, or gone
-    try:
-        _clear(trial)
-    except OSError:
-        pass  # of another mount namespace, perhaps: it disturbs nobody
-    finally:
-        os.close(lock)
+    with lock:
+        try:
+            _clear(trial)
+        except OSError:
+            pass  # of another mount namespace, perhaps: it disturbs nobody
 
 
 def _clear(trial: str) -> None:

@@ -8,7 +8,6 @@ lost, never damaged.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 
@@ -19,6 +18,7 @@ from bootseer.imageprefetch.filemode.trace_names import check_image, image_here,
 from bootseer.storage.open import open_store
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.store import Store
+from bootseer.system import file_lock
 
 __all__ = ["Keeper", "check_image", "image_here"]
 
@@ -67,14 +67,11 @@ class Keeper:
             return
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = file_lock.acquire(f"{path}.lock", 0o644)
         except OSError as error:
             raise from_os_error(error, f"keep the trace {path}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock:
             yield
-        finally:
-            os.close(lock)
 
     def close(self) -> None:
         """Twice is safe."""

@@ -8,7 +8,6 @@ with what was fetched of the image. What `hotset build` made here and nobody pus
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.image_cache import DEFAULT_NAME, OWN, KeptPack, LocalStore
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import file_lock
 from bootseer.system.interpreter import command_for
 
 if TYPE_CHECKING:
@@ -201,18 +201,12 @@ def _alone(folder: str) -> Iterator[bool]:
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        lock = os.open(f"{folder}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = file_lock.acquire(f"{folder}/.lock", limit_s=0)
     except OSError:
         yield False
         return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-    else:
+    with lock:
         yield True
-    finally:
-        os.close(lock)
 
 
 def main() -> int:

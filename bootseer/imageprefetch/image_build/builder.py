@@ -9,7 +9,6 @@ Builds on several nodes at once give the same bytes, so that the later ones push
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -38,6 +37,7 @@ from bootseer.imageprefetch.image_build.image_sources import (
     same_tree,
 )
 from bootseer.storage.options import DEFAULTS, StoreOptions
+from bootseer.system import file_lock
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.manifest import Descriptor, Manifest, Platform
@@ -340,15 +340,21 @@ def _locked(folder: str, wait_s: float, note: Note) -> Iterator[None]:
     """Work alone in a folder, which is made; the lock lies beside it and ends with the process."""
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
-        fd = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = file_lock.acquire(
+            f"{folder}.lock",
+            limit_s=wait_s,
+            waiting=lambda: note("another build of this image is under way; waiting for it"),
+        )
+    except BlockingIOError as error:
+        raise BusyError(
+            f"another build works in {folder} for more than {wait_s:g} s; look for what "
+            "it waits for, or try again"
+        ) from error
     except OSError as error:
         raise from_os_error(error, f"work below {folder}") from error
-    try:
-        _lock(fd, folder, wait_s, note)
+    with lock:
         os.makedirs(folder, exist_ok=True)
         yield
-    finally:
-        os.close(fd)
 
 
 def _forget_old(parent: str, own: str) -> None:
@@ -360,8 +366,7 @@ def _forget_old(parent: str, own: str) -> None:
                 continue
             if time.time() - os.stat(folder).st_mtime < KEPT_S:
                 continue
-            with open(f"{folder}.lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with file_lock.acquire(f"{folder}.lock", limit_s=0):
                 shutil.rmtree(folder)
 
 
@@ -397,23 +402,3 @@ def _leased(settings: BuildSettings, folder: str, note: Note) -> Iterator[None]:
             yield
     finally:
         store.close()
-
-
-def _lock(fd: int, folder: str, wait_s: float, note: Note) -> None:
-    deadline = time.monotonic() + wait_s
-    told = False
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise BusyError(
-                    f"another build works in {folder} for more than {wait_s:g} s; look for what "
-                    "it waits for, or try again"
-                ) from error
-            if not told:
-                note("another build of this image is under way; waiting for it")
-                told = True
-            time.sleep(0.1)
-        else:
-            return

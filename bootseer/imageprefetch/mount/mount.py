@@ -167,6 +167,7 @@ def _mount(
 ) -> Mounted:
     for _ in range(TRIES):
         state = server_registry.State(settings.runtime)
+        lock = state.lock.descriptor
         try:
             answer = daemon.start(
                 lambda tell, state=state, helper=helper: serve(settings, state, tell, helper),  # type: ignore[misc]
@@ -175,7 +176,7 @@ def _mount(
                 waits_for=f"the registry to answer for {settings.ref}",
                 tries=1,
                 log_file=settings.log_file,
-                keep=(state.lock,) if helper is None else (state.lock, helper.fileno()),
+                keep=(lock,) if helper is None else (lock, helper.fileno()),
                 meanwhile=meanwhile,
             )
         except BaseException:  # a signal too: nothing half-mounted stays

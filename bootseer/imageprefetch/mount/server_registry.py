@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import select
@@ -30,6 +29,8 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fuse.mount.mount_point import KIND as FUSE
 from bootseer.fuse.mount.mount_point import unmount
 from bootseer.light_dataclasses import dataclass
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 from bootseer.system.mountinfo import MOUNTINFO, Mounted, all_mounts, shown_at
 
 FRONT, LOCK, META, SERVER = "front", "lock", "meta", "server.json"
@@ -75,7 +76,7 @@ class State:
         try:
             os.makedirs(self.front, mode=0o700)
             # Locked before it has its name, or who looks at that moment takes us for dead.
-            self.lock = _locked(f"{self.folder}.lock")
+            self.lock = file_lock.acquire(f"{self.folder}.lock")
             os.rename(f"{self.folder}.lock", os.path.join(self.folder, LOCK))
         except OSError as error:
             raise from_os_error(error, f"make {self.folder}") from error
@@ -98,7 +99,7 @@ class State:
 
     def release(self) -> None:
         """This process has no part in the server; for the caller that started it."""
-        os.close(self.lock)
+        self.lock.close()
 
     def remove(self) -> None:
         """Take away the image's mounts, the front and the folder; nothing raises."""
@@ -131,44 +132,29 @@ def _mark(folder: str, name: str) -> None:
         os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600))
 
 
-def _locked(path: str, *, wait: bool = True) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+def _lock_path(runtime: str, digest: str) -> str:
+    return os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
 
 
-@contextlib.contextmanager
-def bringing_up(runtime: str, digest: str) -> Iterator[None]:
-    """Hold the one right of this node to bring an image up; waits for it."""
-    path = os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
+def bringing_up(runtime: str, digest: str) -> FileLock:
+    """Take the one right of this node to bring an image up; waits for it."""
+    path = _lock_path(runtime, digest)
     try:
-        fd = _locked(path)
+        return file_lock.acquire(path)
     except OSError as error:
         raise from_os_error(error, f"lock {path}") from error
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
 def unused(runtime: str, digest: str) -> Iterator[bool]:
     """Whether no server here has an image; as long as the block lasts, none brings it up."""
     try:
-        fd = _locked(
-            os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock"), wait=False
-        )
+        lock = file_lock.acquire(_lock_path(runtime, digest), limit_s=0)
     except OSError:
         yield False
         return
-    try:
+    with lock:
         yield all(server.digest != digest for server in known(runtime))
-    finally:
-        os.close(fd)
 
 
 def servers(runtime: str) -> list[Server]:
@@ -228,19 +214,12 @@ def sweep(folder: str, *, also_mounts: bool = False) -> None:
 
 def _is_held(folder: str) -> bool:
     """Whether a process of the server lives; one that has no lock yet is just being born."""
-    path = os.path.join(folder, LOCK)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file_lock.acquire(os.path.join(folder, LOCK), create=False, limit_s=0).close()
     except FileNotFoundError:
         return not os.path.exists(os.path.join(folder, SERVER)) and _is_new(folder)
     except OSError:
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
     return False
 
 

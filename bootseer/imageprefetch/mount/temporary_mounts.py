@@ -6,15 +6,15 @@ Each has a folder of its own: see `container_folders`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, from_os_error
 from bootseer.imageprefetch.mount import mount
-from bootseer.imageprefetch.run.container_folders import FOLDER, TREE, locked, remove, sweep_locked
+from bootseer.imageprefetch.run.container_folders import FOLDER, TREE, remove, sweep_locked
 from bootseer.imageprefetch.run.interrupts import ending
+from bootseer.system.file_lock import acquire_directory
 
 __all__ = ["directory", "ending", "unmounting"]
 
@@ -31,11 +31,11 @@ def directory(runtime: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            with locked(folder, fcntl.LOCK_EX):
+            with acquire_directory(folder):
                 sweep_locked(folder)
                 above = os.path.join(folder, os.urandom(8).hex())
                 os.mkdir(above, mode=0o700)
-                stack.enter_context(locked(above, fcntl.LOCK_EX))
+                stack.enter_context(acquire_directory(above))
             tree = os.path.join(above, TREE)
             os.mkdir(tree)
         except OSError as error:

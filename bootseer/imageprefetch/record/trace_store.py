@@ -8,9 +8,7 @@ trace or the new one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import events
@@ -20,7 +18,9 @@ from bootseer.blocks.trace.trace_file import LIMITS, Trace
 from bootseer.errors import CorruptDataError, UsageError, from_os_error
 from bootseer.imageprefetch.image_cache import DEFAULT_NAME
 from bootseer.imageprefetch.workloads import check_workload
+from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
+from bootseer.system.file_lock import FileLock
 
 SUFFIX = ".trace"
 PUSHED = ".pushed"  # a workload's trace, as far as a published one holds it
@@ -90,18 +90,12 @@ class TraceStore:
         with self._locked():
             self._publish(self.path(trace.workload), traces.serialise(within(trace)))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> FileLock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return file_lock.acquire(f"{self.folder}/.lock", 0o644)  # merging takes milliseconds
         except OSError as error:
             raise from_os_error(error, f"keep traces in {self.folder}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # merging takes milliseconds
-            yield
-        finally:
-            os.close(lock)
 
     def _publish(self, path: Path, data: bytes) -> None:
         try:

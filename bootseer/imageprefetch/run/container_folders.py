@@ -8,12 +8,11 @@ node's images, within a second or so, or by the next command.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 
 from bootseer.errors import BootseerError
 from bootseer.fuse.mount.mount_point import unmount
+from bootseer.system.file_lock import acquire_directory
 
 FOLDER, TREE = "containers", "tree"
 
@@ -24,7 +23,7 @@ def sweep(runtime: str) -> None:
     Does nothing while another process makes or sweeps such folders.
     """
     folder = os.path.join(runtime, FOLDER)
-    with contextlib.suppress(OSError), locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with contextlib.suppress(OSError), acquire_directory(folder, limit_s=0):
         sweep_locked(folder)
 
 
@@ -32,7 +31,7 @@ def sweep_locked(folder: str) -> None:
     """As `sweep`, of a folder that the caller has locked."""
     for name in os.listdir(folder):
         above = os.path.join(folder, name)
-        with contextlib.suppress(OSError), locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with contextlib.suppress(OSError), acquire_directory(above, limit_s=0):
             with contextlib.suppress(BootseerError):
                 unmount(os.path.join(above, TREE), lazily=True)
             remove(above)
@@ -49,14 +48,3 @@ def remove(above: str) -> None:
     import shutil  # milliseconds, which a start shall not wait for
 
     shutil.rmtree(above, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked(path: str, how: int) -> Iterator[None]:
-    """The directory's lock: of one that was killed, anyone may have it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, how)
-        yield
-    finally:
-        os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -32,6 +31,8 @@ from bootseer.imageprefetch.snapshotter.types import (
     SnapshotExistsError,
     SnapshotStateError,
 )
+from bootseer.system import file_lock
+from bootseer.system.file_lock import FileLock
 
 WORKERS = 256  # a call that waits for an image's registry must not keep others waiting
 BATCH = 100  # snapshots in one message of a list
@@ -210,30 +211,18 @@ class Server:
         context.abort(getattr(self._grpc.StatusCode, code), text)
 
 
-class RootLock:
-    """Held by the one process that may change what is below a root directory."""
+def lock_root(root: str) -> FileLock:
+    """For the one process that may change what is below a root directory.
 
-    def __init__(self, root: str) -> None:
-        """Raises BusyError while another holds it."""
-        path = os.path.join(root, "lock")
-        try:
-            os.makedirs(root, mode=0o711, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise from_os_error(error, f"use the directory {root}") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            raise BusyError(f"another snapshotter works in {root}; stop that first") from error
-
-    def __enter__(self) -> RootLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    Raises BusyError while another holds it.
+    """
+    try:
+        os.makedirs(root, mode=0o711, exist_ok=True)
+        return file_lock.acquire(os.path.join(root, "lock"), limit_s=0)
+    except BlockingIOError as error:
+        raise BusyError(f"another snapshotter works in {root}; stop that first") from error
+    except OSError as error:
+        raise from_os_error(error, f"use the directory {root}") from error
 
 
 def _make_parent(socket_path: str) -> None:

@@ -13,7 +13,7 @@ from bootseer.errors import BootseerError, UsageError
 from bootseer.events.writer import NullWriter
 from bootseer.imageprefetch.snapshotter import grpc_server
 from bootseer.imageprefetch.snapshotter.database import State
-from bootseer.imageprefetch.snapshotter.grpc_server import RootLock, Say, Server
+from bootseer.imageprefetch.snapshotter.grpc_server import Say, Server, lock_root
 from bootseer.imageprefetch.snapshotter.image_mounts import ImageMounter, Report
 from bootseer.imageprefetch.snapshotter.labels import Wanted
 from bootseer.imageprefetch.snapshotter.snapshotter import Snapshotter
@@ -89,7 +89,7 @@ def serving(
             f"{root} cannot hold snapshots: overlays know no paths with commas, colons "
             "or backslashes; choose another directory"
         )
-    with RootLock(root), State(os.path.join(root, STATE_FILE)) as state:
+    with lock_root(root), State(os.path.join(root, STATE_FILE)) as state:
         snapshotter = Snapshotter(root, state, mounter, reporter(say, writer))
         with Server(snapshotter, settings.address, say):
             restoring = threading.Thread(

@@ -9,13 +9,10 @@ processes may add at once, and a temporary file met under the lock belongs to a 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bootseer.errors import CorruptDataError, NotSupportedError, from_os_error
@@ -29,6 +26,7 @@ from bootseer.profiler.history.model import (
     StartRecord,
 )
 from bootseer.system.atomic import replace_file
+from bootseer.system.file_lock import acquire
 from bootseer.system.regular_files import opener
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ def add(store: str, record: StartRecord) -> Added:
     directory = directory_of(store)
     try:
         os.makedirs(directory, exist_ok=True)
-        with _locked(directory):
+        with acquire(os.path.join(directory, ".lock"), 0o666):
             return _publish(directory, record, data)
     except OSError as error:
         raise from_os_error(error, f"add a start to the history {directory}") from error
@@ -100,16 +98,6 @@ def _file_name(trace_id: str) -> str:
     if _TRACE_ID.fullmatch(trace_id):
         return trace_id + SUFFIX
     return "x" + hashlib.sha256(trace_id.encode("utf-8", "surrogatepass")).hexdigest() + SUFFIX
-
-
-@contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    descriptor = os.open(os.path.join(directory, ".lock"), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _publish(directory: str, record: StartRecord, data: bytes) -> Added:

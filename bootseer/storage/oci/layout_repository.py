@@ -8,7 +8,6 @@ listed there too, and so is the index of the referrers tag schema where another 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -61,6 +60,7 @@ from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import PreferredReads, Stat, Store
 from bootseer.system.atomic import Draft
+from bootseer.system.file_lock import FileLock, acquire_directory
 from bootseer.system.regular_files import opener
 
 TAG = "org.opencontainers.image.ref.name"
@@ -352,18 +352,12 @@ class LayoutRepository(Closing):
         if not os.path.exists(os.path.join(self._directory, name)):
             self._write(name, [data])
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> FileLock:
         """One writer of `index.json` at a time on this machine."""
         try:
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            return acquire_directory(self._directory)
         except OSError as error:
             raise from_os_error(error, f"open {self._directory}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _without_tag(entry: Descriptor) -> Descriptor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 
 from bootseer.config.paths import user_directory
+from bootseer.system import file_lock
 from bootseer.system.proc_files import call_within
 
 MOST_BYTES = 1 << 20
@@ -57,11 +57,11 @@ def _make(folder: str, path: str) -> None:
 def _put_aside(fd: int, path: str) -> bool:
     """Whether there is another file to be looked at now; False where this one stays as it is."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_lock.lock(fd, limit_s=0)
     except OSError:  # somebody else does this; or there are no locks here, and it goes on growing
         return False
     # Who had the lock before may have put it aside, and what is there now is not to be lost.
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.lstat(path), os.fstat(fd)):
+        if file_lock.is_named(fd, path):
             os.replace(path, path + ".1")
     return True

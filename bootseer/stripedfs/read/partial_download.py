@@ -7,7 +7,6 @@ of use only for the very file or folder that it was written for, at its full siz
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,9 @@ from typing import Any, NamedTuple
 
 from bootseer.context_managers import Closing
 from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
+from bootseer.system import file_lock
 from bootseer.system.atomic import sync_folder
+from bootseer.system.file_lock import FileLock
 from bootseer.system.processes import boot_id
 
 SAVE_S = 1.0
@@ -58,7 +59,7 @@ class Landing(Closing):
         self._lock = threading.Lock()
         self._saved_s = 0.0
         self._head: dict[str, Any] = {"key": key, "boot": _boot_id()}
-        self._fd = self._locked()
+        self._file = self._lock_note()
         try:
             self._done: dict[str, list[Arrived]] = self._earlier(key) if resume else {}
             if self._done:
@@ -155,33 +156,28 @@ class Landing(Closing):
 
     def close(self) -> None:
         """Let others fill the destination; twice is safe."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
-    def _locked(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _lock_note(self) -> FileLock:
         try:
             while True:
-                fd = os.open(self._note, flags, 0o600)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _same(fd, self._note):
-                        return fd
-                except BlockingIOError as error:
-                    os.close(fd)
-                    raise BusyError(
-                        f"another get is filling {self.destination}; wait for its end"
-                    ) from error
-                os.close(fd)  # its owner ended and removed it between our two steps
+                lock = file_lock.acquire(self._note, flags=os.O_NOFOLLOW, limit_s=0)
+                if lock.is_named(self._note):
+                    return lock
+                lock.close()  # its owner ended and removed it between our two steps
+        except BlockingIOError as error:
+            raise BusyError(
+                f"another get is filling {self.destination}; wait for its end"
+            ) from error
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
 
     def _earlier(self, key: str) -> dict[str, list[Arrived]]:
         """What an earlier get of the same bytes left; {} when it is of no use."""
         try:
-            size = os.fstat(self._fd).st_size
-            note = json.loads(os.pread(self._fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
+            fd = self._file.descriptor
+            size = os.fstat(fd).st_size
+            note = json.loads(os.pread(fd, min(size, NOTE_LIMIT_BYTES), 0) or b"{}")
             boot = _boot_id()
             if note.get("key") != key or not key or note.get("boot") != boot or not boot:
                 return {}
@@ -201,8 +197,9 @@ class Landing(Closing):
     def _save(self, data: bytes) -> None:
         """Rewritten in place, since the lock is on this very file."""
         try:
-            length = os.fstat(self._fd).st_size
-            os.pwrite(self._fd, data.ljust(length), 0)  # one write, so that no kill tears it
+            fd = self._file.descriptor
+            length = os.fstat(fd).st_size
+            os.pwrite(fd, data.ljust(length), 0)  # one write, so that no kill tears it
         except OSError as error:
             raise from_os_error(error, f"write {self._note}") from error
 
@@ -284,10 +281,3 @@ def _unlock(path: str) -> None:
     if is_folder:
         for inside in os.listdir(path):
             _unlock(f"{path}/{inside}")
-
-
-def _same(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
