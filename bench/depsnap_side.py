@@ -13,7 +13,7 @@ import time
 
 
 def restore(archive: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap.restore.restore import restore as run
+    from bootseer.depsnap.restore.archive_restore import restore as run
     from bootseer.depsnap.types import Digest
 
     run(archive, Digest(digest), {root: target})

@@ -302,7 +302,7 @@ def test_a_start_that_may_not_fork_any_more_ends_as_its_install_did(
     """It ended with a traceback and exit code 1, after a good install."""
     driver = """
 import os
-from bootseer.depsnap import install
+from bootseer.depsnap import install_process
 real = install.run
 def refuse():
     raise BlockingIOError(11, "no more processes")

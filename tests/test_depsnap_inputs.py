@@ -15,9 +15,16 @@ import pytest
 from depsnode import Node, uv
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.key import install_roots, key, requirements, resolver, script, uv_settings
+from bootseer.depsnap.key import (
+    install_roots,
+    requirements,
+    resolver,
+    shell_script,
+    snapshot_key,
+    uv_settings,
+)
 from bootseer.depsnap.key.install_command import plan
-from bootseer.depsnap.key.options import FLAGS, VALUED
+from bootseer.depsnap.key.tool_options import FLAGS, VALUED
 from bootseer.errors import UsageError
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
@@ -57,7 +64,7 @@ def shell(text: str, *options: str) -> list[str]:
 )
 def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
     """And so does a shell, where each `false` is said to show."""
-    found = script.read(text)
+    found = shell_script.read(text)
     assert found.plain
     assert [part.shows for part in found.parts] == shown
     code = subprocess.run(["bash", "-c", text], check=False).returncode
@@ -361,10 +368,14 @@ def test_an_editable_repository_outside_an_environment_is_refused(tmp_path: Path
         (tmp_path / "r.txt").write_text("-e git+https://h/p#egg=p\n")
         target = install_roots.find([*pip, "--target", "t", *words], ENVIRON, str(tmp_path))
         with pytest.raises(UsageError, match="cloned beside"):
-            key.make(key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path)))
+            snapshot_key.make(
+                snapshot_key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path))
+            )
         kept = install_roots.find([*pip, *words], ENVIRON, str(tmp_path))
         if sys.prefix != sys.base_prefix:
-            key.make(key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path)))
+            snapshot_key.make(
+                snapshot_key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path))
+            )
 
 
 def test_a_list_with_one_hash_is_closed_for_none(tmp_path: Path) -> None:

@@ -17,9 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.key import install_roots, key, pip_settings, redact, requirements, resolver
+from bootseer.depsnap.key import (
+    install_roots,
+    pip_settings,
+    redact,
+    requirements,
+    resolver,
+    snapshot_key,
+)
 from bootseer.depsnap.key.install_command import plan, simple_commands
-from bootseer.depsnap.key.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
+from bootseer.depsnap.key.tool_options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 
 # --- the command's words ------------------------------------------------------------------------
@@ -436,9 +443,9 @@ def test_distributions_are_found_where_installers_put_them(tmp_path: Path) -> No
         tmp_path / "lib/python3.11/site-packages"
     )
     (tmp_path / "lib/python3.13").write_text("no folder")
-    found = key.distributions(str(tmp_path))
+    found = snapshot_key.distributions(str(tmp_path))
     assert sorted(found) == sorted(str(tmp_path / name) for name in wanted)
-    assert key.distributions(str(tmp_path / "nowhere")) == []
+    assert snapshot_key.distributions(str(tmp_path / "nowhere")) == []
 
 
 def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
@@ -536,13 +543,13 @@ class Project:
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(home)}
         (home / "requirements.txt").write_text("six==1.16\n")
 
-    def key(self, command: list[str] | None = None, **more: object) -> key.Key:
+    def key(self, command: list[str] | None = None, **more: object) -> snapshot_key.Key:
         words = command or self.command
         target = install_roots.find(words, self.environ, str(self.home))
-        state = more.pop("state", key.base_state(target))
+        state = more.pop("state", snapshot_key.base_state(target))
         settings = {"key_files": (), "environ": self.environ, "cwd": str(self.home), **more}
-        return key.make(
-            key.Question(command=words, target=target, state=state, **settings)  # type: ignore[arg-type]
+        return snapshot_key.make(
+            snapshot_key.Question(command=words, target=target, state=state, **settings)  # type: ignore[arg-type]
         )
 
 
@@ -834,8 +841,8 @@ def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> Non
 
     def digest() -> str:
         target = install_roots.find(command, environ, str(tmp_path))
-        question = key.Question(command, (), target, "state", environ, str(tmp_path))
-        return key.make(question).digest
+        question = snapshot_key.Question(command, (), target, "state", environ, str(tmp_path))
+        return snapshot_key.make(question).digest
 
     first = digest()
     (site / "six-1.dist-info").mkdir()
@@ -908,7 +915,7 @@ def test_neutral_variables_do_not_change_the_key(project: Project) -> None:
 
 
 def test_no_secret_reaches_the_ingredients_and_rotation_keeps_the_key(project: Project) -> None:
-    def with_secret(secret: str) -> key.Key:
+    def with_secret(secret: str) -> snapshot_key.Key:
         project.environ["PIP_INDEX_URL"] = f"https://u:{secret}@h/simple"
         project.environ["UV_INDEX_MINE_PASSWORD"] = secret
         text = f"--extra-index-url https://u:{secret}@h/simple\nsix==1.16\n"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 import bootseer
-from bootseer.depsnap.format.malformed import fault
+from bootseer.depsnap.json_faults import fault
 from bootseer.depsnap.key import (
     install_roots,
     pins,

@@ -16,7 +16,7 @@ from snaptrees import describe, leftovers, pack, rich, write
 from waiting import until
 
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import packed, placement_records, tree
+from bootseer.depsnap.shared_tree import packed_mount, placement_records, tree
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
 from bootseer.system import mount_calls
@@ -229,7 +229,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     folder.mkdir(parents=True)
     code = (
         "import os, signal, sys\n"
-        "from bootseer.depsnap.shared_tree import packed\n"
+        "from bootseer.depsnap.shared_tree import packed_mount as packed\n"
         "packed._clear = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "packed.works_in(sys.argv[1])"
     )
@@ -237,7 +237,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     assert done.returncode == -9
     (left,) = folder.iterdir()
     assert is_mounted(str(left / "shown"))
-    assert packed.works_in(str(folder))
+    assert packed_mount.works_in(str(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -247,7 +247,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     code = (
         "import sys\n"
-        "from bootseer.depsnap.shared_tree import packed\n"
+        "from bootseer.depsnap.shared_tree import packed_mount as packed\n"
         "real = packed.mount\n"
         "def late(*words):\n"
         "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
@@ -263,7 +263,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "mounted\n"
-        look = "import sys; from bootseer.depsnap.shared_tree import packed\n" + (
+        look = "import sys; from bootseer.depsnap.shared_tree import packed_mount as packed\n" + (
             "sys.exit(not packed.works_in(sys.argv[1]))"
         )
         apart = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -282,7 +282,7 @@ def test_where_it_cannot_be_mounted_the_tree_is_files(
     def refuse(_folder: str, target: str) -> None:
         raise OSError(15, "Block device required", target)
 
-    monkeypatch.setattr(packed, "mount", refuse)
+    monkeypatch.setattr(packed_mount, "mount", refuse)
     made = node.ensure()
     assert not made.packed
     assert describe(made.roots[str(node.root)]) == describe(node.root)
@@ -370,7 +370,7 @@ def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
     mounted.mkdir()
     made = _cold_tree(tmp_path, "root")
     meta = _meta(made)
-    packed.mount(made.path, str(mounted))
+    packed_mount.mount(made.path, str(mounted))
     try:
         until(lambda: share_in_memory(meta) == 1, "the metadata in memory")
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.depsnap.capture.capture import excludes
+from bootseer.depsnap.capture.exclusions import excludes
 from bootseer.system.mount_calls import mount, unmount
 from bootseer.system.mountinfo import Mounted, all_mounts, is_mounted, parse_mountinfo, shown_at
 

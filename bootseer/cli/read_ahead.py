@@ -19,28 +19,28 @@ _DEPS_RUN = """
     bootseer/errors bootseer/depsnap/__init__ bootseer/depsnap/key/__init__ types operator
     keyword reprlib collections/__init__ functools enum re/_constants re/_parser re/_casefix
     re/_compiler copyreg re/__init__ signal collections/abc bootseer/light_dataclasses
-    bootseer/depsnap/key/script bootseer/depsnap/key/options
+    bootseer/depsnap/key/shell_script bootseer/depsnap/key/tool_options
     bootseer/depsnap/key/install_command lib-dynload/math lib-dynload/select
     bootseer/system/__init__ bootseer/system/readiness bootseer/system/regular_files
     bootseer/system/paths bootseer/depsnap/key/pip_settings bootseer/depsnap/key/uv_settings
-    bootseer/depsnap/key/project bootseer/depsnap/key/install_roots contextlib _weakrefset
+    bootseer/depsnap/key/uv_config bootseer/depsnap/key/install_roots contextlib _weakrefset
     threading lib-dynload/_json json/scanner json/decoder json/encoder json/__init__
-    bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed
-    bootseer/depsnap/types bootseer/storage/__init__ bootseer/storage/request_control
-    bootseer/storage/store bootseer/depsnap/store/__init__ bootseer/depsnap/store/records
-    bootseer/depsnap/key/pins lib-dynload/_sha256 bootseer/system/sha256
-    bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
-    bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
-    bootseer/depsnap/lock_match bootseer/depsnap/install
+    bootseer/depsnap/format/__init__ bootseer/depsnap/json_faults bootseer/depsnap/types
+    bootseer/storage/__init__ bootseer/storage/request_control bootseer/storage/store
+    bootseer/depsnap/store/__init__ bootseer/depsnap/store/records bootseer/depsnap/key/pins
+    lib-dynload/_sha256 bootseer/system/sha256 bootseer/depsnap/key/redact
+    bootseer/depsnap/key/input_files bootseer/depsnap/key/requirements
+    bootseer/depsnap/key/snapshot_key bootseer/depsnap/key/resolver
+    bootseer/depsnap/lock_match bootseer/depsnap/install_process
     bootseer/depsnap/store/archive_access lib-dynload/fcntl bootseer/system/atomic
     bootseer/depsnap/time_limit bootseer/depsnap/target_note bootseer/depsnap/settings
     bootseer/depsnap/shared_tree/__init__ bootseer/depsnap/restore/__init__
     bootseer/depsnap/restore/staging bootseer/system/processes
-    bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed
-    bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/place
+    bootseer/depsnap/shared_tree/placement_records bootseer/depsnap/shared_tree/packed_mount
+    bootseer/depsnap/shared_tree/cache bootseer/depsnap/shared_tree/forms
     bootseer/depsnap/shared_tree/tree bootseer/storage/options bootseer/storage/open
     bootseer/system/file_lock bootseer/system/mountinfo bootseer/system/libc
-    bootseer/system/mount_calls bootseer/depsnap/plan_run bootseer/depsnap/wait_policy
+    bootseer/system/mount_calls bootseer/depsnap/run_plan bootseer/depsnap/wait_policy
     bootseer/events/__init__ bootseer/events/writer bootseer/depsnap/run
     bootseer/config/__init__ bootseer/config/paths bootseer/events/resource
     bootseer/depsnap/key/uv_run bootseer/context_managers bootseer/storage/local

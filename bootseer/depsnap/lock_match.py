@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from bootseer.depsnap.key import pins
-from bootseer.depsnap.key.key import Key
 from bootseer.depsnap.key.resolver import Resolution
+from bootseer.depsnap.key.snapshot_key import Key
 from bootseer.depsnap.store import records
 from bootseer.light_dataclasses import dataclass
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap import install, lock_match, plan_run
+from bootseer.depsnap import install_process, lock_match, run_plan
 from bootseer.depsnap import target_note as targets
 from bootseer.depsnap.restore import staging
 from bootseer.depsnap.settings import DAY_S, DepsSettings
@@ -37,8 +37,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
-    from bootseer.depsnap.capture import capture
-    from bootseer.depsnap.store import publish
+    from bootseer.depsnap.capture import exclusions
+    from bootseer.depsnap.store import publisher
     from bootseer.storage.lease import Lease, Watch
 
     T = TypeVar("T")
@@ -106,7 +106,7 @@ class Outcome:
 class _Plan:
     """What is known when the install command has to run."""
 
-    prepared: plan_run.Prepared | None = None
+    prepared: run_plan.Prepared | None = None
     store: Store | None = None
     lease: Lease | None = None
     supersedes: int | None = None
@@ -134,7 +134,7 @@ def follow(settings: DepsSettings, outcome: Outcome, progress: Progress | None =
         return outcome.code
     told = progress or _NoProgress()
     told.command_began()
-    code = install.run(outcome.follows, settings.environ)
+    code = install_process.run(outcome.follows, settings.environ)
     told.command_ended(code)
     return code
 
@@ -156,9 +156,9 @@ def execute(
     begun.span = span
     outcome = begun.outcome
     try:
-        with install.ending_signals():
+        with install_process.ending_signals():
             begun.go()
-    except install.TerminatedError as error:
+    except install_process.TerminatedError as error:
         outcome.code = 128 + error.number
         outcome.result = "ended by a signal"
     finally:
@@ -218,8 +218,8 @@ class _Run:
         settings = self.settings
         if settings.environ.get(INSIDE):
             return False  # an install within an install: the outer one captures all
-        plan_run.read_tree_ahead(settings)
-        found = plan_run.find_target(settings, self.command, though_late=True)
+        run_plan.read_tree_ahead(settings)
+        found = run_plan.find_target(settings, self.command, though_late=True)
         if not found.roots:
             return False  # it makes directories alone
         held.enter_context(
@@ -229,12 +229,12 @@ class _Run:
             _recover(root)
         if found.late:
             raise DeadlineError(found.late)
-        resolution = plan_run.resolution_of(settings, found)
+        resolution = run_plan.resolution_of(settings, found)
         held.callback(resolution.close)
         with self._part(f"{PHASE}.key"):
-            prepared = plan_run.prepare(settings, self.command, found, resolution)
-            if not prepared.in_place and plan_run.make_way(settings, found):
-                prepared = plan_run.prepare(settings, self.command, found, resolution)
+            prepared = run_plan.prepare(settings, self.command, found, resolution)
+            if not prepared.in_place and run_plan.make_way(settings, found):
+                prepared = run_plan.prepare(settings, self.command, found, resolution)
         self._plan_with(plan, prepared)
         settings.on_step("key")
         if prepared.in_place:
@@ -242,13 +242,13 @@ class _Run:
             self._say_unresolved(prepared)
             return True
         begun_s = time.monotonic()
-        plan.store = plan_run.reachable_store(settings)
+        plan.store = run_plan.reachable_store(settings)
         self._asked_s = time.monotonic() - begun_s
         if prepared.damaged is not None:
             if self._try_restore(plan.store, prepared)[0]:
                 self._say_unresolved(prepared)
                 return True
-            prepared = plan_run.on_what_stands(settings, prepared)
+            prepared = run_plan.on_what_stands(settings, prepared)
             self._plan_with(plan, prepared)
         if self._restore_or_lease(plan, prepared, plan.store):
             self._say_unresolved(prepared)
@@ -256,7 +256,7 @@ class _Run:
         self._say_what_differs(prepared, plan.store)
         return False
 
-    def _plan_with(self, plan: _Plan, prepared: plan_run.Prepared) -> None:
+    def _plan_with(self, plan: _Plan, prepared: run_plan.Prepared) -> None:
         plan.prepared = prepared
         self.outcome.key = prepared.key.digest
         self.outcome.details["bootseer.deps.key"] = prepared.key.digest
@@ -268,7 +268,7 @@ class _Run:
             os.makedirs(folder, exist_ok=True)
         return True
 
-    def _say_unresolved(self, prepared: plan_run.Prepared) -> None:
+    def _say_unresolved(self, prepared: run_plan.Prepared) -> None:
         judge = prepared.judge
         if judge.unresolved:
             self.outcome.details["bootseer.deps.lock"] = "unresolved"
@@ -278,7 +278,7 @@ class _Run:
                 f"{judge.unresolved}"
             )
 
-    def _say_what_differs(self, prepared: plan_run.Prepared, store: Store) -> None:
+    def _say_what_differs(self, prepared: run_plan.Prepared, store: Store) -> None:
         """Beside a near snapshot: why it is not this one."""
         if self._links:
             return  # it is, and could be had faster
@@ -289,15 +289,15 @@ class _Run:
             return  # the inputs were met; what was found could not be used, as the reasons say
         latest = self._asked(store, lambda: records.latest(store, prepared.key.label))
         if latest is not None and latest[0] != prepared.key.digest:
-            from bootseer.depsnap.store import publish
+            from bootseer.depsnap.store import publisher
 
-            now = publish.inputs_of(prepared.key)
+            now = publisher.inputs_of(prepared.key)
             self.outcome.notes.append(lock_match.inputs_differ(latest[1], now))
 
     def _lock_limit_s(self) -> float:
         return 0.0 if self.settings.wait == "never" else self.settings.wait_limit_s
 
-    def _restore_or_lease(self, plan: _Plan, prepared: plan_run.Prepared, store: Store) -> bool:
+    def _restore_or_lease(self, plan: _Plan, prepared: run_plan.Prepared, store: Store) -> bool:
         """Go round until restored (True), the lease is ours, or waiting is over (False)."""
         settings = self.settings
         begun, waits = time.monotonic(), False
@@ -331,7 +331,7 @@ class _Run:
                     return restored
 
     def _take_lease(
-        self, plan: _Plan, prepared: plan_run.Prepared, store: Store, watch: Watch
+        self, plan: _Plan, prepared: run_plan.Prepared, store: Store, watch: Watch
     ) -> bool:
         """Whether the lease is ours and still nobody has published since we looked."""
         settings, key = self.settings, prepared.key.digest
@@ -369,7 +369,7 @@ class _Run:
         plan.lease = None
         return False
 
-    def _try_restore(self, store: Store, prepared: plan_run.Prepared) -> tuple[bool, int | None]:
+    def _try_restore(self, store: Store, prepared: run_plan.Prepared) -> tuple[bool, int | None]:
         """Whether a fitting snapshot now stands in place, and a generation found too old."""
         key = prepared.key.digest
         self._seen = self._asked(store, lambda: records.generations(store, key))
@@ -399,7 +399,7 @@ class _Run:
                 supersedes = found.generation if unknown else None
         return False, supersedes
 
-    def _would_link(self, prepared: plan_run.Prepared, record: records.Record) -> bool:
+    def _would_link(self, prepared: run_plan.Prepared, record: records.Record) -> bool:
         """Whether the command by itself is faster than unpacking this snapshot would be."""
         settings, paths = self.settings, prepared.target.paths
         if not self._may_link or settings.form != "auto" or settings.share_trees:
@@ -410,9 +410,9 @@ class _Run:
             return False
         if not prepared.key.owns(record.packages) or not os.path.isdir(paths[0]):
             return False  # what another release would be published anew of, or is made by uv
-        from bootseer.depsnap import uv_links  # for uv alone, and where nothing is shared
+        from bootseer.depsnap import uv_cache  # for uv alone, and where nothing is shared
 
-        return uv_links.would_link(
+        return uv_cache.would_link(
             self.command, settings.environ, settings.cwd, paths[0], record.packages
         )
 
@@ -436,7 +436,7 @@ class _Run:
             self._asked(store, lambda: records.condemn(store, key, generation, str(error)))
         self._seen = self._asked(store, lambda: records.generations(store, key))
 
-    def _place(self, store: Store, prepared: plan_run.Prepared, found: records.Found) -> bool:
+    def _place(self, store: Store, prepared: run_plan.Prepared, found: records.Found) -> bool:
         """Put one snapshot in place, asking the index meanwhile whether it fits."""
         record = found.record
         packages, created_s = record.packages, record.created_unix_s
@@ -451,7 +451,7 @@ class _Run:
         if not prepared.key.owns(packages):
             prepared.judge.resolution.begin()
         try:
-            plan_run.check_belongs(record, prepared.target.paths)
+            run_plan.check_belongs(record, prepared.target.paths)
         except CorruptDataError as error:
             self._condemn(store, record.key, found.generation, error)
             return False
@@ -460,13 +460,13 @@ class _Run:
             if self._nearest is not None or not prepared.judge.resolution.at_work:
                 confirm()  # nothing is unpacked on trust, or at each look while waiting
             with self._part(f"{PHASE}.restore"):
-                done = plan_run.place(
+                done = run_plan.place(
                     store, self.settings, record, confirm=confirm, beside_plain=True
                 )
         except lock_match.NotFittingError:
             return False
         except (CorruptDataError, NotFoundError) as error:
-            if not plan_run.corrupt_in_store(store, record, self.settings.cache):
+            if not run_plan.corrupt_in_store(store, record, self.settings.cache):
                 raise
             self._condemn(store, record.key, found.generation, error)
             return False
@@ -476,21 +476,21 @@ class _Run:
             "bootseer.deps.why": done.why,
             "bootseer.bytes": done.raw_bytes,
         }
-        plan_run.note_in_place(self.settings, prepared, created_s, record.lock, packages)
+        run_plan.note_in_place(self.settings, prepared, created_s, record.lock, packages)
         return True
 
     # --- the install and after ----------------------------------------------------------------
 
     def _install(self, plan: _Plan) -> None:
         settings = self.settings
-        from bootseer.depsnap.capture import capture  # a start that restores never pays for it
+        from bootseer.depsnap.capture import exclusions  # a start that restores never pays for it
 
         trees, exclude = None, []
         if plan.lease is not None and plan.prepared is not None:
             try:
-                exclude = plan_run.excludes(settings, plan.prepared.target)
+                exclude = run_plan.excludes(settings, plan.prepared.target)
                 with self._part(f"{PHASE}.scan"):
-                    trees = capture.before(plan.prepared.target.paths, exclude)
+                    trees = exclusions.before(plan.prepared.target.paths, exclude)
                 settings.on_step("scanned before")
             except Exception as error:
                 # The border: without a scan there is nothing to publish, but the job starts.
@@ -515,7 +515,7 @@ class _Run:
             return
         try:
             with self._part(f"{PHASE}.scan"):
-                captured = capture.after(trees, exclude)
+                captured = exclusions.after(trees, exclude)
             settings.on_step("scanned after")
             if not captured.empty:
                 self._publish(plan, captured, install_s, ended_s)
@@ -544,18 +544,18 @@ class _Run:
             # The border: the command has failed by itself, and so does the start.
             self._fault(error)
 
-    def _note_now(self, prepared: plan_run.Prepared, ended_s: float) -> bool:
+    def _note_now(self, prepared: run_plan.Prepared, ended_s: float) -> bool:
         """Remember what the command has just left; nothing of it waits for the index.
 
         False where it went by something that we do not know of, and installed elsewhere.
         """
-        if plan_run.has_new_lock(self.settings, prepared):
+        if run_plan.has_new_lock(self.settings, prepared):
             self.outcome.notes.append(
                 "no snapshot kept: the install made uv.lock anew; keep that file, or use --frozen"
             )
             return False
-        packages = plan_run.brought(prepared)
-        if not packages and not plan_run.stands(prepared, self.settings.environ):
+        packages = run_plan.brought(prepared)
+        if not packages and not run_plan.stands(prepared, self.settings.environ):
             self.outcome.notes.append(
                 "no snapshot kept: a setting led the install elsewhere than its words say; name "
                 "its directories with --also"
@@ -563,7 +563,7 @@ class _Run:
             return False
         known = prepared.key.owns(packages) or prepared.judge.resolution.ended
         lock = prepared.judge.lock_of(packages) if known else ""
-        plan_run.note_in_place(self.settings, prepared, ended_s, lock, packages)
+        run_plan.note_in_place(self.settings, prepared, ended_s, lock, packages)
         return True
 
     def _command(self) -> tuple[int, float]:
@@ -573,15 +573,15 @@ class _Run:
         begun = time.monotonic()
         self.progress.command_began()
         with pip_phases.watching(self.command, environ, self.writer, self.span):
-            code = install.run(self.command, environ, self._ended_by)
+            code = install_process.run(self.command, environ, self._ended_by)
         self.progress.command_ended(code)
         self.settings.on_step("installed")
         return code, time.monotonic() - begun
 
     def _publish(
-        self, plan: _Plan, captured: capture.Captured, install_s: float, ended_s: float
+        self, plan: _Plan, captured: exclusions.Captured, install_s: float, ended_s: float
     ) -> None:
-        from bootseer.depsnap.store import detached_publish, publish
+        from bootseer.depsnap.store import detached_publish, publisher
 
         assert plan.prepared is not None
         assert plan.store is not None
@@ -589,12 +589,12 @@ class _Run:
         lease, store, prepared = plan.lease, plan.store, plan.prepared
         self._asked_s = 0.0
         self._asked(store, lambda: records.generations(store, prepared.key.digest))  # it may hang
-        packages = plan_run.brought(prepared)
+        packages = run_plan.brought(prepared)
         # hdfs-native's threads are gone in a forked child, and it cannot make new ones there.
         forkable = not store.url.startswith("hdfs:")
         background_mode = self.settings.publish == "background" and forkable
         cpus = os.cpu_count() or 1
-        job = publish.Publication(
+        job = publisher.Publication(
             key=plan.prepared.key,
             command=self.command,
             captured=captured,
@@ -619,7 +619,7 @@ class _Run:
             self._pack(store, job, background_mode=False)
             self.outcome.result = "published"
 
-    def _publish_apart(self, store: Store, job: publish.Publication) -> int | None:
+    def _publish_apart(self, store: Store, job: publisher.Publication) -> int | None:
         """`publish.publish` to a store that may hang, by a process that can be left behind.
 
         Returns the archive's size, None where another node's came first.
@@ -627,14 +627,14 @@ class _Run:
         from dataclasses import replace  # a publication is of these
 
         from bootseer.depsnap.restore.isolated_work import read_apart
-        from bootseer.depsnap.store import publish
+        from bootseer.depsnap.store import publisher
 
         lock = job.lock()  # asks a resolver, which is none of that process's business
         job = replace(job, lock=lambda: lock)
         plain = open_store(self.settings.store)
 
         def work() -> bytes:
-            record = publish.publish(plain, job, self.settings.on_step)
+            record = publisher.publish(plain, job, self.settings.on_step)
             return b"" if record is None else str(record.archive.size).encode()
 
         limit_s = self.settings.publish_stall_s
@@ -642,7 +642,7 @@ class _Run:
         return int(size) if size else None
 
     def _lock_to_publish(
-        self, prepared: plan_run.Prepared, packages: Mapping[str, str], background_mode: bool
+        self, prepared: run_plan.Prepared, packages: Mapping[str, str], background_mode: bool
     ) -> str:
         """What the index decides, asked once more where a start had not the time to wait for it."""
         judge, limit_s = prepared.judge, self.settings.resolve_timeout_s
@@ -651,13 +651,13 @@ class _Run:
         if judge.resolution.ended or prepared.key.owns(packages):
             return judge.lock_of(packages)
         settings = dataclasses.replace(self.settings, resolve_timeout_s=limit_s)
-        resolution = plan_run.resolution_of(settings, prepared.target)
+        resolution = run_plan.resolution_of(settings, prepared.target)
         judge = dataclasses.replace(judge, resolution=resolution)
         # The index may have changed since the install.
         return judge.lock_of(packages) if judge.covers(packages) else ""
 
-    def _pack(self, store: Store, job: publish.Publication, *, background_mode: bool) -> None:
-        from bootseer.depsnap.store import publish
+    def _pack(self, store: Store, job: publisher.Publication, *, background_mode: bool) -> None:
+        from bootseer.depsnap.store import publisher
         from bootseer.depsnap.store.isolated_store import StoreApart
 
         span = self.writer.begin("deps.publish", {"bootseer.background": background_mode})
@@ -667,7 +667,7 @@ class _Run:
             if isinstance(store, StoreApart):
                 size = self._publish_apart(store, job)
             else:
-                record = publish.publish(store, job, self.settings.on_step)
+                record = publisher.publish(store, job, self.settings.on_step)
                 size = record.archive.size if record is not None else None
             if size is not None:
                 attributes["bootseer.bytes"] = size
@@ -716,7 +716,7 @@ def _is_same(standing: targets.Note, record: records.Record) -> bool:
     return decided or standing.created_s == record.created_unix_s
 
 
-def _lease_folder(prepared: plan_run.Prepared) -> str:
+def _lease_folder(prepared: run_plan.Prepared) -> str:
     return f"{records.folder(prepared.key.digest)}/lease"
 
 
@@ -748,5 +748,5 @@ def repair(settings: DepsSettings, command: Sequence[str]) -> None:
     from bootseer.depsnap.key import uv_run
 
     command = uv_run.sync_of(command, settings.environ, settings.cwd) or command
-    for root in plan_run.find_target(settings, command, though_late=True).paths:
+    for root in run_plan.find_target(settings, command, though_late=True).paths:
         _recover(root)

@@ -171,14 +171,14 @@ def key_command(
     **rest: Any,
 ) -> int:
     """Print the key that `deps run` would use for INSTALL now."""
-    from bootseer.depsnap import plan_run
+    from bootseer.depsnap import run_plan
     from bootseer.depsnap.key import uv_run
 
     settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
     words = _words(install)
     words = uv_run.sync_of(words, settings.environ, settings.cwd) or words
-    found = plan_run.find_target(settings, words)
-    key = plan_run.prepare(settings, words, found, plan_run.resolution_of(settings, found)).key
+    found = run_plan.find_target(settings, words)
+    key = run_plan.prepare(settings, words, found, run_plan.resolution_of(settings, found)).key
     if as_json:
         import json
 

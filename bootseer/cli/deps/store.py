@@ -120,8 +120,8 @@ def restore_command(
     **rest: Any,
 ) -> int:
     """Put the snapshot KEY (or the start of its key) in place, and say by which form and why."""
-    from bootseer.depsnap import plan_run
-    from bootseer.depsnap.restore import restore
+    from bootseer.depsnap import run_plan
+    from bootseer.depsnap.restore import archive_restore
 
     opened = _open(store)
     record = _named(opened, key, sign_key).record
@@ -129,9 +129,9 @@ def restore_command(
     targets = {root: pairs.get(root, root) for root in record.roots}
     settings = settings_of(store, cache, sign_key=sign_key, writable=not read_only, **rest)
     for place in targets.values():
-        restore.recover(place)
+        archive_restore.recover(place)
     begun = time.monotonic()
-    done = plan_run.place(opened, settings, record, targets)
+    done = run_plan.place(opened, settings, record, targets)
     took_s = time.monotonic() - begun
     if as_json:
         body = {"key": record.key, **dataclasses.asdict(done), "seconds": round(took_s, 4)}

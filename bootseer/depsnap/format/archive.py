@@ -22,7 +22,7 @@ from bootseer.depsnap.format.packer import (
 )
 from bootseer.depsnap.format.unit_layout import BLOCK
 from bootseer.depsnap.format.unit_layout import frames as plan_frames
-from bootseer.depsnap.format.verify import verify
+from bootseer.depsnap.format.verifier import verify
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system.atomic import Draft

@@ -17,8 +17,8 @@ import zstandard
 
 from bootseer.depsnap.format.index_checks import check
 from bootseer.depsnap.format.index_records import BadIndexError, Index
-from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.format.unit_layout import BLOCK
+from bootseer.depsnap.json_faults import MALFORMED, ShapeError, fault
 from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
 from bootseer.system.regular_files import open_to_read

@@ -16,7 +16,7 @@ import zstandard
 
 from bootseer.depsnap.capture.entries import Entry, RootDelta
 from bootseer.depsnap.format import tar_writer
-from bootseer.depsnap.format.digest import TreeHasher
+from bootseer.depsnap.format.tree_digest import TreeHasher
 from bootseer.depsnap.format.unit_layout import Segment, Unit, block_digest, content_digest, units
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, OTHER, SYMLINK, Digest
 from bootseer.errors import BusyError, UsageError, from_os_error

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.key import redact
-from bootseer.depsnap.key import script as scripts
-from bootseer.depsnap.key.options import SYNC_VALUED, VALUED, VENV_VALUED, Options
-from bootseer.depsnap.key.script import Opened, Part
+from bootseer.depsnap.key import shell_script as scripts
+from bootseer.depsnap.key.shell_script import Opened, Part
+from bootseer.depsnap.key.tool_options import SYNC_VALUED, VALUED, VENV_VALUED, Options
 from bootseer.errors import UsageError
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.key import pip_settings, uv_settings
 from bootseer.depsnap.key.install_command import Install, plan
-from bootseer.depsnap.key.project import joined, upwards, workspace_of
+from bootseer.depsnap.key.uv_config import joined, upwards, workspace_of
 from bootseer.errors import DeadlineError, UsageError
 from bootseer.system.paths import is_within
 from bootseer.system.readiness import readable

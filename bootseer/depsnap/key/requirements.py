@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.key import pins, redact
+from bootseer.depsnap.key.input_files import look, read_text
 from bootseer.depsnap.key.install_command import Install, filled_in
 from bootseer.depsnap.key.install_roots import place_of, project_folder, variables_of
-from bootseer.depsnap.key.options import list_options
-from bootseer.depsnap.key.project import (
+from bootseer.depsnap.key.tool_options import list_options
+from bootseer.depsnap.key.uv_config import (
     joined,
     members_of,
     path_of,
@@ -25,7 +26,6 @@ from bootseer.depsnap.key.project import (
     wanted_python,
     workspace_of,
 )
-from bootseer.depsnap.key.text_files import look, read_text
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system import sha256
 from bootseer.system.regular_files import opener
@@ -435,9 +435,9 @@ def editable_digest(path: str) -> str:
 
     What lies in its modules is read where it is, and may change without another install.
     """
-    from bootseer.depsnap.key import repository  # few starts have a local package
+    from bootseer.depsnap.key import git_repository  # few starts have a local package
 
-    state = repository.state_of(path).decode("utf-8", "surrogateescape")
+    state = git_repository.state_of(path).decode("utf-8", "surrogateescape")
     parts = [state] if state else []
     for folder in (path, os.path.join(path, "src")):
         try:
@@ -467,9 +467,9 @@ def source_digest(path: str) -> str:
     """sha256 over a local package: one file's bytes, or names and bytes below a directory."""
     import hashlib  # OpenSSL's: sources are megabytes
 
-    from bootseer.depsnap.key import repository  # few starts have a local package
+    from bootseer.depsnap.key import git_repository  # few starts have a local package
 
-    digest = hashlib.sha256(repository.state_of(path))
+    digest = hashlib.sha256(git_repository.state_of(path))
     budget = SOURCE_LIMIT_BYTES
     for name in _source_files(path):
         full = os.path.join(path, name) if name else path

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from bootseer.depsnap.key import pins, pip_settings, redact
 from bootseer.depsnap.key.install_command import Install
 from bootseer.depsnap.key.install_roots import place_of, variables_of, which
-from bootseer.depsnap.key.options import VALUED, Options
+from bootseer.depsnap.key.tool_options import VALUED, Options
 from bootseer.light_dataclasses import dataclass, field
 from bootseer.system import sha256
 

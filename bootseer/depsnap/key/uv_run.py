@@ -10,10 +10,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from bootseer.depsnap.key.input_files import read_text
 from bootseer.depsnap.key.install_command import plan
 from bootseer.depsnap.key.install_roots import place_of, project_folder
-from bootseer.depsnap.key.project import upwards
-from bootseer.depsnap.key.text_files import read_text
+from bootseer.depsnap.key.uv_config import upwards
 from bootseer.errors import BootseerError
 
 _RUN_ALONE = frozenset({"-m", "--module", "--no-env-file"})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from bootseer.depsnap.key.pip_settings import machine_folders, text_of, user_folder
-from bootseer.depsnap.key.project import parsed, table
+from bootseer.depsnap.key.uv_config import parsed, table
 
 FOR_ALL = "/etc/uv/uv.toml"
 _PLACES = ("target", "prefix", "python", "torch-backend")

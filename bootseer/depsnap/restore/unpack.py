@@ -27,7 +27,7 @@ from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.format.unit_layout import BLOCK
 from bootseer.depsnap.restore import unpack_worker
 from bootseer.depsnap.restore.isolated_work import read_apart
-from bootseer.depsnap.shared_tree import packed as sharing
+from bootseer.depsnap.shared_tree import packed_mount as sharing
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, Digest, Limits
 from bootseer.errors import (
     BootseerError,

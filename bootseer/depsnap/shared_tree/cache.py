@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import packed as packed_tree
+from bootseer.depsnap.shared_tree import packed_mount as packed_tree
 from bootseer.depsnap.shared_tree.placement_records import in_use
 from bootseer.depsnap.types import DIRECTORY, FILE, Digest, Limits, SharedTree
 from bootseer.errors import (

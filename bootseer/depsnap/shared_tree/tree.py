@@ -9,7 +9,7 @@ from bootseer.depsnap.shared_tree.cache import (
     recently_used,
     trees,
 )
-from bootseer.depsnap.shared_tree.place import can_overlay, place, unplace, unplace_all
+from bootseer.depsnap.shared_tree.forms import can_overlay, place, unplace, unplace_all
 from bootseer.depsnap.shared_tree.placement_records import in_use, sweep
 
 __all__ = [

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
+from bootseer.depsnap.json_faults import MALFORMED, ShapeError, fault
 from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import (
     CorruptDataError,

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.key import pins, pip_settings, redact, requirements, uv_settings
+from bootseer.depsnap.key.input_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.key.install_command import BUILDING, BUILT_AS, Install
 from bootseer.depsnap.key.install_roots import (
     ALSO,
@@ -26,7 +27,6 @@ from bootseer.depsnap.key.install_roots import (
     project_folder,
     variables_of,
 )
-from bootseer.depsnap.key.text_files import NOT_FOUND, look, read_text
 from bootseer.depsnap.types import WORK_PREFIX
 from bootseer.errors import UsageError
 from bootseer.system import sha256

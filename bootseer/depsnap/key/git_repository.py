@@ -13,8 +13,8 @@ import os
 import re
 import sys
 
-from bootseer.depsnap.key.project import parsed, table, upwards
-from bootseer.depsnap.key.text_files import look
+from bootseer.depsnap.key.input_files import look
+from bootseer.depsnap.key.uv_config import parsed, table, upwards
 from bootseer.errors import UsageError
 
 TYPE_CHECKING = False

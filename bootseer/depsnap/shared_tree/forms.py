@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import cache, packed, placement_records
+from bootseer.depsnap.shared_tree import cache, packed_mount, placement_records
 from bootseer.depsnap.types import Digest, Placement, SharedTree, absolute
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
 from bootseer.system import mount_calls
@@ -180,7 +180,7 @@ def _place_files(
     shared: SharedTree, places: Mapping[str, str], form: Form, confirm: Callable[[], None]
 ) -> None:
     """Stage links or copies of the tree and switch them in like a restore."""
-    from bootseer.depsnap.restore import commit, restore
+    from bootseer.depsnap.restore import archive_restore, commit
     from bootseer.depsnap.shared_tree import link_farm
 
     assert form in ("reflink", "hardlink", "copy")
@@ -194,9 +194,9 @@ def _place_files(
         for root, stage in zip(index.roots, stages, strict=True):
             link_farm.fill(index, root, shared.roots[root.root], stage.tree, form)
         confirm()
-        commit.commit(stages, restore.switches(index, stages), lambda _: None)
+        commit.commit(stages, archive_restore.switches(index, stages), lambda _: None)
     finally:
-        restore.tidy(stages)
+        archive_restore.tidy(stages)
 
 
 def _place_one(cache_dir: str, shared: SharedTree, root: str, target: str, form: Form) -> None:
@@ -278,7 +278,7 @@ def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: boo
     if shared.packed:
         image = os.path.join(folder, placement_records.IMAGE)
         os.mkdir(image, 0o700)
-        packed.mount(shared.path, image)
+        packed_mount.mount(shared.path, image)
         try:
             lower = os.path.join(image, os.path.basename(shared.roots[root]))
             _overlay_over(lower, shared, root, target, folder, empty)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap import target_note
-from bootseer.depsnap.key import install_roots, key, requirements
+from bootseer.depsnap.key import install_roots, requirements, snapshot_key
 from bootseer.depsnap.key.resolver import Resolution
 from bootseer.depsnap.lock_match import Judge
 from bootseer.depsnap.settings import DepsSettings
@@ -48,7 +48,7 @@ class Prepared:
     """
 
     target: install_roots.Target
-    key: key.Key
+    key: snapshot_key.Key
     state: str
     in_place: bool
     judge: Judge
@@ -109,11 +109,11 @@ def prepare(
     """
     exclude = _passed_over(settings, found)
     note = target_note.read(settings.cache, found.paths)
-    if note is not None and note.fingerprint != key.fingerprint(found, exclude):
+    if note is not None and note.fingerprint != snapshot_key.fingerprint(found, exclude):
         note = None
-    state = key.base_state(found, exclude) if note is None else note.state
-    made = key.make(
-        key.Question(
+    state = snapshot_key.base_state(found, exclude) if note is None else note.state
+    made = snapshot_key.make(
+        snapshot_key.Question(
             command=command,
             key_files=settings.key_files,
             target=found,
@@ -128,7 +128,7 @@ def prepare(
     )
     if not (made.closed or made.all_exact):
         resolution.begin()
-    present = key.packages(found)
+    present = snapshot_key.packages(found)
     brought = note.packages if note is not None else {}
     before = {name: version for name, version in present.items() if name not in brought}
     judge = Judge(made, before, resolution, settings.max_age_s)
@@ -147,9 +147,9 @@ def prepare(
 def on_what_stands(settings: DepsSettings, prepared: Prepared) -> Prepared:
     """The same command's key for an install on top of what the roots hold now."""
     found = prepared.target
-    state = key.base_state(found, _passed_over(settings, found))
+    state = snapshot_key.base_state(found, _passed_over(settings, found))
     made = prepared.key.at(state)
-    judge = Judge(made, key.packages(found), prepared.judge.resolution, settings.max_age_s)
+    judge = Judge(made, snapshot_key.packages(found), prepared.judge.resolution, settings.max_age_s)
     return Prepared(found, made, state, False, judge)
 
 
@@ -165,9 +165,11 @@ def excludes(settings: DepsSettings, found: install_roots.Target) -> list[str]:
     ours = [settings.cache]
     with contextlib.suppress(BootseerError):  # a store that cannot be opened lies in no root
         ours.append(open_store(settings.store).url.removeprefix("file://"))
-    from bootseer.depsnap.capture import capture  # which scans: most starts that restore never do
+    from bootseer.depsnap.capture import (
+        exclusions,  # which scans: most starts that restore never do
+    )
 
-    return capture.excludes(found.paths, ours, settings.exclude)
+    return exclusions.excludes(found.paths, ours, settings.exclude)
 
 
 def make_way(settings: DepsSettings, found: install_roots.Target) -> bool:
@@ -196,7 +198,7 @@ def has_new_lock(settings: DepsSettings, prepared: Prepared) -> bool:
 def brought(prepared: Prepared) -> dict[str, str]:
     """Name -> version of the packages that stand in the roots now and did not before."""
     before = prepared.judge.before
-    return {n: v for n, v in key.packages(prepared.target).items() if before.get(n) != v}
+    return {n: v for n, v in snapshot_key.packages(prepared.target).items() if before.get(n) != v}
 
 
 def stands(prepared: Prepared, environ: Mapping[str, str]) -> bool:
@@ -207,8 +209,8 @@ def stands(prepared: Prepared, environ: Mapping[str, str]) -> bool:
     found, wanted = prepared.target, prepared.key.wanted
     if any(root.why in (install_roots.ALSO, install_roots.NAMED) for root in found.roots):
         return True
-    missing = wanted - key.packages(found).keys()
-    return not missing or missing <= key.seen_outside(found, environ)
+    missing = wanted - snapshot_key.packages(found).keys()
+    return not missing or missing <= snapshot_key.seen_outside(found, environ)
 
 
 def note_in_place(
@@ -220,7 +222,7 @@ def note_in_place(
 ) -> None:
     """Remember what stands at the target now; a cache that cannot be written is no fault."""
     exclude = _passed_over(settings, prepared.target)
-    fingerprint = key.fingerprint(prepared.target, exclude)
+    fingerprint = snapshot_key.fingerprint(prepared.target, exclude)
     if fingerprint is None:
         return
     note = target_note.Note(
@@ -336,9 +338,9 @@ def _place(
             why = f"no shared tree: {error}"
     else:
         why = "asked for" if settings.form == "archive" else "no cache shared by starts is given"
-    from bootseer.depsnap.restore import restore  # a shared tree needs none of it
+    from bootseer.depsnap.restore import archive_restore  # a shared tree needs none of it
 
-    restore.restore(
+    archive_restore.restore(
         path,
         record.archive.index_digest,
         moved,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bootseer.depsnap.key.script import Opened
+from bootseer.depsnap.key.shell_script import Opened
 from bootseer.errors import UsageError
 
 # Options that take a value as a word of its own, after the documents of pip and uv.

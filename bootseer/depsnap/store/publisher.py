@@ -10,10 +10,10 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from bootseer.depsnap.capture.capture import Captured
+from bootseer.depsnap.capture.exclusions import Captured
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.key import redact
-from bootseer.depsnap.key.key import Key
+from bootseer.depsnap.key.snapshot_key import Key
 from bootseer.depsnap.store import archive_access, records
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import CorruptDataError

@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import zstandard
 
 from bootseer.depsnap.format import tar_writer
-from bootseer.depsnap.format.digest import TreeHasher
 from bootseer.depsnap.format.frames import read_frame
 from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.format.packer import Member, data_size, header, is_first, is_last
+from bootseer.depsnap.format.tree_digest import TreeHasher
 from bootseer.depsnap.format.unit_layout import Unit, block_digest, content_digest
 from bootseer.depsnap.types import FILE, Digest
 from bootseer.errors import CorruptDataError, from_os_error
