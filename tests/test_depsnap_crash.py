@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.depsnap.restore import commit
-from bootseer.depsnap.restore.archive_restore import recover, restore
+from bootseer.depsnap.restore.archive_restore import restore
+from bootseer.depsnap.restore.commit import recover
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,10 @@ from snaptrees import MERGEABLE, NS, describe, leftovers, pack, rich, write
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.restore.archive_restore import recover, restore
+from bootseer.depsnap.format.index import read_index
+from bootseer.depsnap.format.verifier import verify
+from bootseer.depsnap.restore.archive_restore import restore
+from bootseer.depsnap.restore.commit import recover
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import (
     AccessDeniedError,
@@ -221,8 +224,8 @@ def test_any_tree_comes_back(tree: dict, seed: int) -> None:
         info = pack(folder / "r", folder / "a")
         restore(str(folder / "a"), info.index_digest, {str(folder / "r"): str(folder / "t")})
         assert describe(folder / "t") == describe(folder / "r")
-        index = archive.read_index(str(folder / "a"), expected_digest=info.index_digest)
-        assert archive.verify(str(folder / "a"), index) == info.tree_digest
+        index = read_index(str(folder / "a"), expected_digest=info.index_digest)
+        assert verify(str(folder / "a"), index) == info.tree_digest
 
 
 def test_umask_and_a_setgid_parent_do_not_matter(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Run the install command as if we were not there.
+"""Run the install command as a child that behaves as if there were no parent.
 
-Its standard streams are ours, untouched. Signals that reach us are passed on, those of a terminal
-excepted, which it gets by itself. Its exit code is returned as a shell would: 128+N after signal
-N, 127 for a command that is not found, 126 for one that cannot be run.
+Its standard streams are ours, untouched. Signals that reach us are passed on, except those of a
+terminal, which the child gets by itself. Its exit code is returned as a shell would: 128+N after
+signal N, 127 for a command that is not found, 126 for one that cannot be run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 
-FORWARDED = (
+_FORWARDED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT),
 )
-ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 
 
 class TerminatedError(BaseException):
-    """A signal told us to end; not an Exception, so that no fall-back swallows it."""
+    """A signal asked this process to end; not an Exception, so that no fall-back swallows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -32,17 +32,17 @@ class TerminatedError(BaseException):
 
 @contextlib.contextmanager
 def ending_signals() -> Iterator[None]:
-    """Turn the signals that end a process into TerminatedError, so that cleaning up happens.
+    """Turn the signals that end a process into TerminatedError, so that it cleans up.
 
     An ignored signal (as under nohup) stays ignored. Outside the main thread nothing changes.
     """
 
     def end(number: int, _frame: types.FrameType | None) -> None:
-        for other in ENDING:
-            signal.signal(other, signal.SIG_IGN)  # a second one must not cut the cleaning short
+        for other in _ENDING:
+            signal.signal(other, signal.SIG_IGN)  # a second one must not interrupt the cleaning
         raise TerminatedError(number)
 
-    with _handling(ENDING, end):
+    with _handling(_ENDING, end):
         yield
 
 
@@ -54,7 +54,7 @@ def _handling(numbers: Sequence[signal.Signals], handler: object) -> Iterator[No
             if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)  # type: ignore[arg-type]
     except ValueError:
-        pass  # not the main thread: whoever runs us there handles signals
+        pass  # not the main thread, which handles signals in its own way
     try:
         yield
     finally:
@@ -65,9 +65,9 @@ def _handling(numbers: Sequence[signal.Signals], handler: object) -> Iterator[No
 def run(
     command: Sequence[str], environ: Mapping[str, str], received: list[int] | None = None
 ) -> int:
-    """Run to its end and return its exit code; our own faults in starting it say so on stderr.
+    """Run a command to its end and return its exit code; why it cannot be started is on stderr.
 
-    The numbers of signals that came meanwhile to end it are added to `received`.
+    The numbers of signals that asked it to end are added to `received`.
     """
     import subprocess  # a start that restores never pays for it
 
@@ -75,34 +75,35 @@ def run(
     early: list[int] = []
 
     def forward(number: int, _frame: types.FrameType | None) -> None:
-        if received is not None and number in ENDING:
+        if received is not None and number in _ENDING:
             received.append(number)
         if not child:
             early.append(number)
-        elif not (number in _FROM_TERMINAL and _has_our_terminal()):
+        elif not (number in _FROM_TERMINAL and _is_in_foreground()):
             child[0].send_signal(number)
 
-    with _handling(FORWARDED, forward):
+    with _handling(_FORWARDED, forward):
         try:
-            # Descriptors of whoever started us pass through as well; ours close on exec.
+            # Descriptors that our parent opened are passed on as well; ours close on exec.
             child.append(subprocess.Popen(list(command), env=dict(environ), close_fds=False))
         except FileNotFoundError:
-            return _cannot(command, "command not found", 127)
+            return _report_failure(command, "command not found", 127)
         except OSError as error:
-            return _cannot(command, error.strerror or str(error), 126)
+            return _report_failure(command, error.strerror or str(error), 126)
         for number in early:
             child[0].send_signal(number)
         code = child[0].wait()
     return 128 - code if code < 0 else code
 
 
-def _has_our_terminal() -> bool:
+def _is_in_foreground() -> bool:
+    """Whether the terminal sends its signals to the child as well: it is in our process group."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
 
 
-def _cannot(command: Sequence[str], why: str, code: int) -> int:
+def _report_failure(command: Sequence[str], why: str, code: int) -> int:
     sys.stderr.write(f"bootseer: {command[0]}: {why}\n")
     return code
