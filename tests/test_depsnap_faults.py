@@ -530,8 +530,8 @@ def sample() -> record_file.Record:
         1,
         1,
         1,
-        records.Digest("1" * 64),
-        records.Digest("2" * 64),
+        record_file.Digest("1" * 64),
+        record_file.Digest("2" * 64),
         (),
     )
     return record_file.Record(KEY, KEY, 1.0, ("pip",), ("/x",), (), 1.0, 1.0, {"a": "b"}, archive)

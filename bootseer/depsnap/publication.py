@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from bootseer.depsnap import run_plan
 from bootseer.depsnap.capture.changes import Changes
 from bootseer.depsnap.run_plan import Prepared
-from bootseer.depsnap.run_report import RunReport
 from bootseer.depsnap.settings import DepsSettings
 from bootseer.depsnap.snapshot_search import SnapshotSearch
 from bootseer.depsnap.store import detached_publish, publisher, record_file, records
@@ -24,18 +23,11 @@ _PATIENT_RESOLVE_S = 60.0
 
 
 def publish_install(
-    settings: DepsSettings,
-    command: Sequence[str],
-    search: SnapshotSearch,
-    report: RunReport,
-    prepared: Prepared,
-    changes: Changes,
-    *,
-    install_s: float,
-    ended_s: float,
+    search: SnapshotSearch, prepared: Prepared, changes: Changes, install_s: float, ended_s: float
 ) -> None:
-    """Publish the changes of an install under the lease of `search`, or have a child do it."""
+    """Publish the changes of an install under the lease of its search, or have a child do it."""
     assert search.lease is not None
+    settings, report = search.settings, search.report
     store, writer = search.store, report.writer
     search.ask_again(lambda: records.list_generations(store, prepared.key.digest))  # it may hang
     packages = run_plan.added_packages(prepared)
@@ -45,7 +37,7 @@ def publish_install(
     cpus = os.cpu_count() or 1
     job = publisher.Publication(
         key=prepared.key,
-        command=command,
+        command=search.command,
         changes=changes,
         install_s=install_s,
         created_unix_s=ended_s,

@@ -24,7 +24,7 @@ from bootseer.events.writer import NullWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from bootseer.depsnap.capture.entries import Tree
+    from bootseer.depsnap.capture.changes import Scans
 
 _INSIDE = "BOOTSEER_DEPS_INSIDE"
 """Set for the install command, so that an install within it is not one of its own."""
@@ -195,9 +195,7 @@ class _Run:
 
     def _install(self) -> None:
         prepared = self._prepared
-        trees, exclude = None, list[str]()
-        if prepared is not None and self._search.lease is not None:
-            trees, exclude = self._scan(prepared)
+        scans = self._scan(prepared) if prepared and self._search.lease else None
         begun_ns = time.time_ns()
         code, install_s = self._run_command()
         self._outcome.code = code
@@ -214,51 +212,35 @@ class _Run:
         except Exception as error:
             # The border: without a note the next start looks again; this one has what it needs.
             self._report.add_fault(error)
-        if trees is not None and prepared is not None:
-            self._capture(prepared, trees, exclude, install_s, ended_s)
+        if scans is not None and prepared is not None:
+            self._capture(prepared, scans, install_s, ended_s)
 
-    def _scan(self, prepared: Prepared) -> tuple[list[Tree] | None, list[str]]:
-        """The target before the install, and what is not looked at; None where that failed."""
+    def _scan(self, prepared: Prepared) -> Scans | None:
+        """What the target holds before the install; None where it cannot be scanned."""
         try:
             from bootseer.depsnap.capture import changes  # a start that restores never pays for it
 
             exclude = run_plan.list_exclusions(self._settings, prepared.target)
             with self._report.part("scan"):
-                trees = changes.scan_roots(prepared.target.paths, exclude)
+                scans = changes.scan_roots(prepared.target.paths, exclude)
             self._settings.on_step("scanned before")
         except Exception as error:
             # The border: without a scan there is nothing to publish, but the job starts.
             self._report.add_fault(error)
-            return None, []
-        return trees, exclude
+            return None
+        return scans
 
-    def _capture(
-        self,
-        prepared: Prepared,
-        trees: list[Tree],
-        exclude: list[str],
-        install_s: float,
-        ended_s: float,
-    ) -> None:
+    def _capture(self, prepared: Prepared, scans: Scans, install_s: float, ended_s: float) -> None:
         """Find what the install changed, and publish it."""
         try:
             from bootseer.depsnap import publication
             from bootseer.depsnap.capture import changes
 
             with self._report.part("scan"):
-                changed = changes.find_changes(trees, exclude)
+                changed = changes.find_changes(scans)
             self._settings.on_step("scanned after")
             if not changed.empty:
-                publication.publish_install(
-                    self._settings,
-                    self._command,
-                    self._search,
-                    self._report,
-                    prepared,
-                    changed,
-                    install_s=install_s,
-                    ended_s=ended_s,
-                )
+                publication.publish_install(self._search, prepared, changed, install_s, ended_s)
         except Exception as error:
             # The border: the install was good; a fault in keeping it must not fail the job.
             self._report.add_fault(error)

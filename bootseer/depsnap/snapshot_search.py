@@ -41,9 +41,9 @@ class SnapshotSearch:
     """
 
     def __init__(self, settings: DepsSettings, command: Sequence[str], report: RunReport) -> None:
-        self._settings = settings
-        self._command = command
-        self._report = report
+        self.settings = settings
+        self.command = command
+        self.report = report
         self._budget = TimeBudget(settings.store_timeout_s, _LEAST_S)
         self._store: Store | None = None
         self._listed: tuple[list[int], set[int]] = ([], set())
@@ -76,13 +76,13 @@ class SnapshotSearch:
         StoreUnavailableError or another store error, and DeadlineError when it hangs.
         """
         begun_s = time.monotonic()
-        store = open_store(self._settings.store)
+        store = open_store(self.settings.store)
         root = store.local_path(records.FOLDER)
         if root is not None and may_hang(root):
             from bootseer.depsnap.store.isolated_store import IsolatedStore  # most stores answer
 
-            store = IsolatedStore(os.path.dirname(root), self._settings.store_timeout_s)
-        call_in_thread(lambda: _check_answer(store), self._settings.store_timeout_s, store.url)
+            store = IsolatedStore(os.path.dirname(root), self.settings.store_timeout_s)
+        call_in_thread(lambda: _check_answer(store), self.settings.store_timeout_s, store.url)
         self._store = store
         self._budget.charge(time.monotonic() - begun_s)
 
@@ -102,11 +102,11 @@ class SnapshotSearch:
         key = prepared.key.digest
         self._listed = self.ask(lambda: records.list_generations(self.store, key))
         self._nearest = self.supersedes = None
-        sign_key = record_file.read_sign_key(self._settings.sign_key)
+        sign_key = record_file.read_sign_key(self.settings.sign_key)
 
         def skip(error: records.BadRecordError) -> None:
             if error.unsigned:
-                self._report.add_fault(error)
+                self.report.add_fault(error)
             else:
                 self._condemn(key, error.generation, error)
 
@@ -118,7 +118,7 @@ class SnapshotSearch:
                 continue  # restored over what is there, it would leave both there
             if self._would_link(prepared, record):
                 self.links = True
-                self._report.outcome.details["bootseer.deps.why"] = (
+                self.report.outcome.details["bootseer.deps.why"] = (
                     "uv links them from its own cache"
                 )
                 return False
@@ -139,31 +139,31 @@ class SnapshotSearch:
 
     def _would_link(self, prepared: Prepared, record: Record) -> bool:
         """Whether the command by itself is faster than unpacking this snapshot would be."""
-        settings, paths = self._settings, prepared.target.paths
+        settings, paths = self.settings, prepared.target.paths
         if not self._may_link or settings.form != "auto" or settings.share_trees:
             return False
         if prepared.damaged:
             return False
-        if len(paths) != 1 or os.path.basename(self._command[0]) != "uv":
+        if len(paths) != 1 or os.path.basename(self.command[0]) != "uv":
             return False
         if not prepared.key.is_lock_of(record.packages) or not os.path.isdir(paths[0]):
             return False  # the index may decide otherwise, or uv makes the environment
         from bootseer.depsnap import uv_cache  # for uv alone, and where nothing is shared
 
         return uv_cache.would_link(
-            self._command, settings.environ, settings.cwd, paths[0], record.packages
+            self.command, settings.environ, settings.cwd, paths[0], record.packages
         )
 
     def _condemn(self, key: str, generation: int, error: BootseerError) -> None:
         """Skip a bad snapshot, in later starts too where the store can be written."""
-        self._report.add_fault(error)
+        self.report.add_fault(error)
         with contextlib.suppress(BootseerError):
             self.ask(lambda: records.condemn(self.store, key, generation, str(error)))
         self._listed = self.ask(lambda: records.list_generations(self.store, key))
 
     def _place(self, prepared: Prepared, published: records.Published) -> bool:
         """Put one snapshot in place, while the index is asked whether it fits."""
-        settings, outcome, record = self._settings, self._report.outcome, published.record
+        settings, outcome, record = self.settings, self.report.outcome, published.record
         matcher, packages, created_s = prepared.matcher, record.packages, record.created_unix_s
 
         def confirm() -> None:
@@ -184,7 +184,7 @@ class SnapshotSearch:
         try:
             if self._nearest is not None or not matcher.resolution.running:
                 confirm()  # so that nothing is unpacked in vain, as at each look while waiting
-            with self._report.part("restore"):
+            with self.report.part("restore"):
                 restored = placement.place(
                     self.store, settings, record, confirm=confirm, impatient=True
                 )
@@ -208,7 +208,7 @@ class SnapshotSearch:
 
     def restore_or_lease(self, prepared: Prepared) -> bool:
         """Look until a snapshot is restored (True), the lease is ours, or waiting ends (False)."""
-        settings = self._settings
+        settings = self.settings
         begun, waits = time.monotonic(), False
         if self.restore(prepared) or self.links:
             return not self.links
@@ -233,7 +233,7 @@ class SnapshotSearch:
                         return False
                     if not waits:
                         waits = True
-                        waiting.enter_context(self._report.part("wait", waits=True))
+                        waiting.enter_context(self.report.part("wait", waits=True))
                         settings.on_step("wait")
                     time.sleep(poll_s(waited_s))
                     self._budget.refill()
@@ -244,7 +244,7 @@ class SnapshotSearch:
         """Whether the lease is ours and no other node has published since we looked."""
         from bootseer.storage.lease import try_acquire
 
-        settings, key = self._settings, prepared.key.digest
+        settings, key = self.settings, prepared.key.digest
         lock, given_up = threading.Lock(), False
 
         def acquire() -> None:
@@ -283,7 +283,7 @@ class SnapshotSearch:
         """Note why a snapshot that nearly fits does not."""
         if self.links:
             return  # it fits, and the command is faster
-        outcome = self._report.outcome
+        outcome = self.report.outcome
         if self._nearest is not None:
             outcome.notes.append(prepared.matcher.describe_difference(self._nearest))
             return

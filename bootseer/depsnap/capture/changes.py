@@ -10,6 +10,14 @@ from bootseer.depsnap.capture.scan import diff, scan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Scans:
+    """The roots of an install before it, and what their scans leave out."""
+
+    trees: list[Tree]
+    exclude: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Changes:
     """The changes in the roots of an install. `fresh` are the roots that did not exist before."""
 
@@ -22,16 +30,16 @@ class Changes:
         return not self.deltas
 
 
-def scan_roots(roots: Sequence[str], exclude: Sequence[str]) -> list[Tree]:
+def scan_roots(roots: Sequence[str], exclude: Sequence[str]) -> Scans:
     """Scan every root; one that does not exist yet gives an empty tree."""
-    return [scan(root, exclude=exclude) for root in roots]
+    return Scans([scan(root, exclude=exclude) for root in roots], exclude)
 
 
-def find_changes(before: Sequence[Tree], exclude: Sequence[str]) -> Changes:
+def find_changes(before: Scans) -> Changes:
     """Scan the roots again and compare each with what it held before."""
     deltas, fresh = [], []
-    for old in before:
-        new = scan(old.root, exclude=exclude)
+    for old in before.trees:
+        new = scan(old.root, exclude=before.exclude)
         if old.entries:
             delta = diff(old, new)
             if not delta.empty:

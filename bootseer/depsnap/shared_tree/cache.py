@@ -115,13 +115,10 @@ def _last_used_ns(path: str) -> int:
 
 
 def _unchanged(path: str, record: dict[str, Any]) -> bool:
-    if _is_packed(path):
-        try:
-            return bool(packed_mount.seal(path) == record["seal"])
-        except OSError:
-            return False
-    loose = os.path.lexists(os.path.join(path, _LINKED))
     try:
+        if _is_packed(path):
+            return bool(packed_mount.seal(path) == record["seal"])
+        loose = os.path.lexists(os.path.join(path, _LINKED))
         return bool(_seal(path, record)[loose] == record["seal"][loose])
     except OSError:
         return False  # a part of it was removed, or cannot be read
