@@ -109,9 +109,10 @@ def read_listed_inputs(
     for path in _local_requirements((), lines, folder):
         digests |= _source_digest(path, cwd)
     named = [*editable, *_editable_options(lines)]
-    digests |= _editable_digests(named, folder)
-    clones = any(_editable_folder(word, folder) is None for word in named)
-    variables = _variables_in(texts.values())
+    folders = _editable_folders(named, folder)
+    for path in folders:
+        digests |= _editable_digest(path)
+    variables, clones = _variables_in(texts.values()), len(folders) != len(named)
     return Inputs(digests, open_ended=False, variables=variables, clones=clones)
 
 
@@ -199,9 +200,10 @@ class _Reader:
         for path in local:
             self.digests |= _source_digest(path, self._cwd)
         named = [*install.editable, *_editable_options(lines)]
-        editable = [path for word in named if (path := _editable_folder(word, folder))]
+        editable = _editable_folders(named, folder)
         self.clones |= len(editable) != len(named)
-        self.digests |= _editable_digests(named, folder)
+        for path in editable:
+            self.digests |= _editable_digest(path)
         described = [os.path.dirname(path) for path in texts if _is_toml(path)]
         self.digests |= _digests_of_sources((*described, *local, *editable), self._cwd)
 
@@ -381,12 +383,9 @@ def _editable_folder(word: str, folder: str) -> str | None:
     raise UsageError(f"cannot tell which directory `-e {word}` names; see that it is there")
 
 
-def _editable_digests(words: Iterable[str], folder: str) -> dict[str, str]:
-    digests: dict[str, str] = {}
-    for word in words:
-        if path := _editable_folder(word, folder):
-            digests |= _editable_digest(path)
-    return digests
+def _editable_folders(words: Iterable[str], folder: str) -> list[str]:
+    """The directories that some `--editable` name, repositories left out."""
+    return [path for word in words if (path := _editable_folder(word, folder))]
 
 
 def _editable_digest(path: str) -> dict[str, str]:
