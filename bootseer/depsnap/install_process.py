@@ -14,11 +14,19 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 
+from bootseer.system.readiness import readable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
 _FORWARDED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT),
 )
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+_LOOK_S = 1.0
+"""How soon a signal is handled that did not interrupt the wait for the child."""
 _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 
 
@@ -92,8 +100,23 @@ def run(
             return _report_failure(command, error.strerror or str(error), 126)
         for number in early:
             child[0].send_signal(number)
-        code = child[0].wait()
+        code = _wait(child[0])
     return 128 - code if code < 0 else code
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """The exit code of a child once it has ended; signals are handled meanwhile.
+
+    A signal that arrives just before a wait begins, or in another thread, does not interrupt it.
+    """
+    with contextlib.suppress(OSError):  # a kernel or sandbox without pidfds
+        process = os.pidfd_open(child.pid)
+        try:
+            while not readable(process, timeout_s=_LOOK_S):
+                pass
+        finally:
+            os.close(process)
+    return child.wait()
 
 
 def _is_in_foreground() -> bool:
