@@ -41,7 +41,8 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import cache as treecache
+from bootseer.depsnap.shared_tree.forms import unplace
 from bootseer.depsnap.types import ArchiveInfo
 
 MEASURES = (
@@ -151,7 +152,7 @@ class Place:
     def empty(self) -> None:
         """Leave nothing of the side before."""
         for cache in (self.cache, str(Path(self.cache) / "trees")):
-            tree.unplace(str(self.venv), cache)
+            unplace(str(self.venv), cache)
         if self.kind and os.path.ismount(self.folder):
             _unmount(self.folder)
         elif self.folder.exists():
@@ -180,7 +181,7 @@ class Place:
         copy(self.inputs / "base", self.venv)
         if side == TREE:
             assert self.info is not None
-            tree.ensure(self.cache, str(self.archive), self.info.index_digest)
+            treecache.ensure(self.cache, str(self.archive), self.info.index_digest)
         elif side == "uv hard link warm":
             copy(self.inputs / "uv-warm", self.linked_cache)
         if prime is not None:

@@ -33,7 +33,7 @@ from bench.depsnap import (
     working,
 )
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import forms
 
 SITUATIONS = ("first start", "fresh node", "second start")
 SETS = {
@@ -117,7 +117,7 @@ class Commands:
         """Leave in the node's cache what a start leaves there, and the target as it was."""
         place = self.place
         timed(self.deps_run(self.store))
-        tree.unplace(str(place.venv), str(Path(place.cache) / "trees"))
+        forms.unplace(str(place.venv), str(Path(place.cache) / "trees"))
         staging.remove_tree(str(place.venv))
         copy(place.inputs / "base", place.venv)
 

@@ -13,19 +13,20 @@ import time
 
 
 def restore(archive: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap.restore.restore import restore as run
+    from bootseer.depsnap.restore.archive_restore import restore as run
     from bootseer.depsnap.types import Digest
 
     run(archive, Digest(digest), {root: target})
 
 
 def place(cache: str, digest: str, root: str, target: str) -> None:
-    from bootseer.depsnap.shared_tree import tree
+    from bootseer.depsnap.shared_tree import cache as treecache
+    from bootseer.depsnap.shared_tree import forms
     from bootseer.depsnap.types import Digest
 
-    found = tree.find(cache, Digest(digest))
+    found = treecache.find(cache, Digest(digest))
     assert found is not None, "the tree was modified"
-    tree.place(found, {root: target})
+    forms.place(found, {root: target})
 
 
 def limit(source: str, target: str, jobs: int) -> None:

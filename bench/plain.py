@@ -38,7 +38,7 @@ from bench.depsnap import CACHE, cold, copy, environment, requirements_of, wheel
 from bench.depsnap_commands import locked, published
 from bench.paced_server import PacedServer
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import forms
 from tools.images.layout import Image, write_layout
 from tools.images.members import directory, file, symlink
 from tools.podman import Podman
@@ -201,7 +201,7 @@ class Dependencies:
 
     def reset(self, *, base: str = "base", cache: bool = False, store: bool = False) -> None:
         """The environment as it was, and without a cache and a store unless they are kept."""
-        tree.unplace(str(self.venv), str(self.cache / "trees"))
+        forms.unplace(str(self.venv), str(self.cache / "trees"))
         for path, kept in ((self.venv, False), (self.cache, cache), (self.store, store)):
             if not kept:
                 staging.remove_tree(str(path))
@@ -226,7 +226,7 @@ def dependencies(case: str, folder: Path, quick: bool) -> Iterator[Sides]:
     situation = case.removeprefix("deps ")
     with contextlib.ExitStack() as stack:
         lab = Dependencies(folder, tiny=quick or situation == "tiny install")
-        stack.callback(tree.unplace, str(lab.venv), str(lab.cache / "trees"))
+        stack.callback(forms.unplace, str(lab.venv), str(lab.cache / "trees"))
         yield _deps_sides(lab, situation, stack)
 
 

@@ -25,8 +25,8 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.restore import staging
+from bootseer.depsnap.restore.archive_restore import restore
 from bootseer.depsnap.restore.commit import recover
-from bootseer.depsnap.restore.restore import restore
 
 Step = Callable[[str], None]
 

@@ -148,4 +148,4 @@ def test_a_start_that_restores_imports_nothing_it_does_not_need(
         assert shown[0] == "0"
         assert set(shown) & unneeded == set()
         subprocess.run(["rm", "-r", str(venv)], check=True)
-    assert starts == 2 or "bootseer.depsnap.shared_tree.place" in shown
+    assert starts == 2 or "bootseer.depsnap.shared_tree.forms" in shown

@@ -14,6 +14,8 @@ from snaptrees import NS, describe, pack, rich, write
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive, unit_layout
+from bootseer.depsnap.format.index import read_index
+from bootseer.depsnap.format.verifier import verify
 from bootseer.depsnap.types import Digest
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
 
@@ -51,10 +53,10 @@ def test_same_input_gives_same_bytes_whatever_the_threads(tmp_path: Path) -> Non
 def test_index_says_what_is_in_it_and_verify_agrees(tmp_path: Path) -> None:
     root = rich(tmp_path / "r")
     info = pack(root, tmp_path / "a")
-    index = archive.read_index(str(tmp_path / "a"), expected_digest=info.index_digest)
+    index = read_index(str(tmp_path / "a"), expected_digest=info.index_digest)
     assert index.entries == info.entries == len(describe(root))
     assert index.raw_bytes == info.raw_bytes < info.logical_bytes == index.logical_bytes
-    assert archive.verify(str(tmp_path / "a"), index) == info.tree_digest
+    assert verify(str(tmp_path / "a"), index) == info.tree_digest
     assert info.size == os.path.getsize(tmp_path / "a")
     assert info.owners == ((os.geteuid(), os.getegid()),)
 
@@ -78,12 +80,12 @@ def test_several_roots_and_deletions(tmp_path: Path) -> None:
     delta = scan.diff(before, scan.scan(str(tmp_path / "two")))
     roots = [RootDelta.of_delta(delta), RootDelta.of_tree(scan.scan(str(tmp_path / "one")))]
     info = archive.create(str(tmp_path / "a"), roots)
-    index = archive.read_index(str(tmp_path / "a"), expected_digest=info.index_digest)
+    index = read_index(str(tmp_path / "a"), expected_digest=info.index_digest)
     assert [(r.root, r.count, r.deleted) for r in index.roots] == [
         (str(tmp_path / "one"), 2, ()),
         (str(tmp_path / "two"), 1, ("gone",)),
     ]
-    assert archive.verify(str(tmp_path / "a"), index) == info.tree_digest
+    assert verify(str(tmp_path / "a"), index) == info.tree_digest
 
 
 def test_fifos_are_left_out_and_named(tmp_path: Path) -> None:
@@ -136,8 +138,8 @@ def test_one_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
 
 
 def _read_whole(path: Path, digest: Digest) -> None:
-    index = archive.read_index(str(path), expected_digest=digest)
-    archive.verify(str(path), index, threads=1)
+    index = read_index(str(path), expected_digest=digest)
+    verify(str(path), index, threads=1)
 
 
 def test_truncated_at_any_length_is_found(tmp_path: Path) -> None:
@@ -147,16 +149,16 @@ def test_truncated_at_any_length_is_found(tmp_path: Path) -> None:
     for length in range(0, len(good), 3):
         (tmp_path / "bad").write_bytes(good[:length])
         with pytest.raises(CorruptDataError):
-            archive.read_index(str(tmp_path / "bad"), expected_digest=info.index_digest)
+            read_index(str(tmp_path / "bad"), expected_digest=info.index_digest)
 
 
 def test_another_archive_is_refused_by_its_digest(tmp_path: Path) -> None:
     write(tmp_path / "r/a", "1")
     pack(tmp_path / "r", tmp_path / "a")
     with pytest.raises(CorruptDataError, match="digest"):
-        archive.read_index(str(tmp_path / "a"), expected_digest=Digest("0" * 64))
+        read_index(str(tmp_path / "a"), expected_digest=Digest("0" * 64))
     with pytest.raises(NotFoundError):
-        archive.read_index(str(tmp_path / "none"), expected_digest=None)
+        read_index(str(tmp_path / "none"), expected_digest=None)
 
 
 @given(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.depsnap.restore import commit
-from bootseer.depsnap.restore.restore import recover, restore
+from bootseer.depsnap.restore.archive_restore import restore
+from bootseer.depsnap.restore.commit import recover
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,7 @@ def test_after_a_reboot_a_commit_is_undone_not_finished(
     write(tmp_path / "t/a", "old")
     before = describe(tmp_path / "t")
     code = (
-        "import os, signal, sys; from bootseer.depsnap.restore.restore import restore\n"
+        "import os, signal, sys; from bootseer.depsnap.restore.archive_restore import restore\n"
         "def step(name):\n    if name == 'switched': os.kill(os.getpid(), signal.SIGKILL)\n"
         "restore(sys.argv[1], sys.argv[2], {sys.argv[3]: sys.argv[4]}, on_step=step)"
     )

@@ -23,7 +23,7 @@ from wheelhouse import make_wheel
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.store import records
+from bootseer.depsnap.store import record_file, records
 from bootseer.storage.open import open_store
 
 pytestmark = pytest.mark.slow
@@ -507,7 +507,7 @@ def test_hostile_record_falls_back_and_is_published_anew(second: Node, content: 
     ],
 )
 def test_wrong_types_in_a_record(tmp_path: Path, field: str, value: object) -> None:
-    body = json.loads(records.encode(sample()))
+    body = json.loads(record_file.encode(sample()))
     outer, _, inner = field.partition(".")
     if inner:
         body[outer][inner] = value
@@ -516,7 +516,7 @@ def test_wrong_types_in_a_record(tmp_path: Path, field: str, value: object) -> N
     store = open_store(str(tmp_path))
     store.create(f"deps/{KEY}/record-000001.json", json.dumps(body).encode())
     with pytest.raises(records.BadRecordError) as caught:
-        records.current(store, KEY)
+        records.find_newest(store, KEY)
     assert caught.value.generation == 1
     assert "\n" not in str(caught.value)
 
@@ -524,23 +524,23 @@ def test_wrong_types_in_a_record(tmp_path: Path, field: str, value: object) -> N
 KEY = "ab" * 32
 
 
-def sample() -> records.Record:
-    archive = records.Archive(
+def sample() -> record_file.Record:
+    archive = record_file.Archive(
         f"archive-{'0' * 32}.tar.zst",
         1,
         1,
         1,
-        records.Digest("1" * 64),
-        records.Digest("2" * 64),
+        record_file.Digest("1" * 64),
+        record_file.Digest("2" * 64),
         (),
     )
-    return records.Record(KEY, KEY, 1.0, ("pip",), ("/x",), (), 1.0, 1.0, {"a": "b"}, archive)
+    return record_file.Record(KEY, KEY, 1.0, ("pip",), ("/x",), (), 1.0, 1.0, {"a": "b"}, archive)
 
 
 def test_record_of_a_newer_version_is_left_alone(second: Node) -> None:
     (path,) = second.store.glob("deps/*/record-*.json")
     body = json.loads(path.read_text())
-    path.write_text(json.dumps(body | {"version": records.VERSION + 1, "new": "field"}))
+    path.write_text(json.dumps(body | {"version": record_file.VERSION + 1, "new": "field"}))
     assert "use a newer bootseer" in fell_back(second)
     assert not list(second.store.glob("deps/*/*.bad"))
 
@@ -691,8 +691,8 @@ def test_a_record_that_is_removed_while_they_are_read_is_passed_over(tmp_path: P
     """`deps gc` came between listing and reading, and the start went the plain way."""
     store = open_store(str(tmp_path))
     for generation in (1, 2, 3):
-        store.create(f"deps/{KEY}/record-{generation:06d}.json", records.encode(sample()))
-    found = records.usable(store, KEY)
+        store.create(f"deps/{KEY}/record-{generation:06d}.json", record_file.encode(sample()))
+    found = records.find_usable(store, KEY)
     assert next(found).generation == 3
     store.delete(f"deps/{KEY}/record-000002.json")
     assert next(found).generation == 1

@@ -14,7 +14,7 @@ import zstandard
 from hostile import ROOT, build, entry
 from snaptrees import describe, leftovers
 
-from bootseer.depsnap.restore.restore import restore
+from bootseer.depsnap.restore.archive_restore import restore
 from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError
 

@@ -22,10 +22,9 @@ from depsnode import Node
 from fuse_mounts import end_mount, python
 from wheelhouse import make_wheel
 
-from bootseer.depsnap import time_limit
-from bootseer.depsnap.restore.isolated_work import read_apart
-from bootseer.depsnap.time_limit import may_hang
 from bootseer.errors import DeadlineError
+from bootseer.system import blocking_calls
+from bootseer.system.blocking_calls import call_in_process, may_hang
 from bootseer.system.mountinfo import Mounted
 
 pytestmark = pytest.mark.root
@@ -242,10 +241,10 @@ def test_packing_apart_is_given_up_once_it_does_nothing(
         (node.store / "file").write_bytes(b"x")
         return b"done"
 
-    assert read_apart(work, 60.0, "it", while_at_work=True) == b"done"
+    assert call_in_process(work, 60.0, "it", while_at_work=True) == b"done"
     (node.store.parent / "keeps").write_text("write")
     with pytest.raises(DeadlineError, match="it did not answer for 1 s"):
-        read_apart(work, 1.0, "it", while_at_work=True)
+        call_in_process(work, 1.0, "it", while_at_work=True)
     assert writable.stdout is not None
     assert writable.stdout.readline() == "kept write\n"
 
@@ -258,7 +257,7 @@ def test_an_error_of_a_room_of_ours_comes_back_as_what_it_is() -> None:
         raise OwnError("its words")
 
     with pytest.raises(DeadlineError, match="its words"):
-        read_apart(work, 60.0, "it")
+        call_in_process(work, 60.0, "it")
 
 
 def test_packing_apart_may_take_its_time() -> None:
@@ -269,7 +268,7 @@ def test_packing_apart_may_take_its_time() -> None:
             pass
         return b"done"
 
-    assert read_apart(work, 2.0, "it", while_at_work=True) == b"done"
+    assert call_in_process(work, 2.0, "it", while_at_work=True) == b"done"
 
 
 def test_a_start_publishes_to_one_that_answers(node: Node, writable: subprocess.Popen[str]) -> None:
@@ -302,15 +301,15 @@ def test_a_start_that_may_not_fork_any_more_ends_as_its_install_did(
     """It ended with a traceback and exit code 1, after a good install."""
     driver = """
 import os
-from bootseer.depsnap import install
-real = install.run
+from bootseer.depsnap import install_process
+real = install_process.run
 def refuse():
     raise BlockingIOError(11, "no more processes")
 def run_and_refuse(*words):
     code = real(*words)
     os.fork = refuse
     return code
-install.run = run_and_refuse
+install_process.run = run_and_refuse
 """
     monkeypatch.setattr(depsnode, "DRIVER", driver + depsnode.DRIVER)
     code, errors = node.finish(node.start(store_timeout_s=60.0))
@@ -329,7 +328,7 @@ def test_where_no_mounts_can_be_seen_nothing_is_said_to_hang(
     def unseen() -> list[Mounted]:
         raise FileNotFoundError(2, "no such file", "/proc/self/mountinfo")
 
-    monkeypatch.setattr(time_limit, "all_mounts", unseen)
+    monkeypatch.setattr(blocking_calls, "all_mounts", unseen)
     assert not may_hang(str(tmp_path))
 
 
@@ -340,7 +339,7 @@ def test_a_way_back_from_a_local_disk_leads_to_what_is_above_it(
     (tmp_path / "disk/link").symlink_to("/elsewhere")
     kinds = [("/", "virtiofs"), (f"{tmp_path}", "ext4"), (f"{tmp_path}/disk", "ext4")]
     shown = [Mounted(target, "0:1", kind) for target, kind in kinds]
-    monkeypatch.setattr(time_limit, "all_mounts", lambda: shown)
+    monkeypatch.setattr(blocking_calls, "all_mounts", lambda: shown)
     assert not may_hang(f"{tmp_path}/disk/x")
     assert not may_hang(f"{tmp_path}/disk/y/../x")
     assert may_hang(f"{tmp_path}/disk/link/x")
@@ -355,7 +354,7 @@ def test_files_of_a_process_apart_take_no_standard_streams_place(tmp_path: Path)
             file.write(b"content")
             return str(file.fileno()).encode()
 
-    assert int(read_apart(work, 60.0, "it")) > 2
+    assert int(call_in_process(work, 60.0, "it")) > 2
     assert (tmp_path / "file").read_bytes() == b"content"
 
 

@@ -15,9 +15,17 @@ import pytest
 from depsnode import Node, uv
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.key import install_roots, key, requirements, resolver, script, uv_settings
+from bootseer.depsnap.key import (
+    install_roots,
+    local_packages,
+    requirements,
+    resolver,
+    shell_script,
+    snapshot_key,
+    uv_config,
+)
 from bootseer.depsnap.key.install_command import plan
-from bootseer.depsnap.key.options import FLAGS, VALUED
+from bootseer.depsnap.key.tool_options import FLAGS, VALUED
 from bootseer.errors import UsageError
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
@@ -57,12 +65,12 @@ def shell(text: str, *options: str) -> list[str]:
 )
 def test_whose_failure_a_script_shows(text: str, shown: list[bool]) -> None:
     """And so does a shell, where each `false` is said to show."""
-    found = script.read(text)
+    found = shell_script.parse(text)
     assert found.plain
-    assert [part.shows for part in found.parts] == shown
+    assert [part.failure_shows for part in found.parts] == shown
     code = subprocess.run(["bash", "-c", text], check=False).returncode
     failing = [part for part in found.parts if part.words == ("false",)]
-    assert code or not all(part.shows for part in failing)
+    assert code or not all(part.failure_shows for part in failing)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,7 @@ def test_what_words_do_not_tell_whole_runs_plainly(tmp_path: Path, text: str) ->
 
     def read() -> None:
         target = install_roots.find(shell(text), environ, str(tmp_path))
-        requirements.inputs(target.installs, str(tmp_path), environ)
+        requirements.read_inputs(target.installs, str(tmp_path), environ)
 
     with pytest.raises(UsageError, match="--also"):
         read()
@@ -231,15 +239,15 @@ def test_variables_in_requirements_are_what_they_hold(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     installs = plan(shell("pip install --no-deps $A torch==$V"))
     environ = {"A": "six==1 idna==2", "V": "3"}
-    found = requirements.inputs(installs, str(tmp_path), environ)
+    found = requirements.read_inputs(installs, str(tmp_path), environ)
     assert found.pinned == {"six": "1", "idna": "2", "torch": "3"}
     for value in ("-r r.txt", "./src", "src/", "p.whl", "~"):
         with pytest.raises(UsageError, match="--also"):
-            requirements.inputs(installs, str(tmp_path), {"A": value})
+            requirements.read_inputs(installs, str(tmp_path), {"A": value})
 
 
 def labels(command: list[str], place: Path, **variables: str) -> set[tuple[str, str]]:
-    found = requirements.inputs(plan(command), str(place), variables)
+    found = requirements.read_inputs(plan(command), str(place), variables)
     return set(found.digests.items())
 
 
@@ -321,7 +329,7 @@ def test_the_list_that_is_read_is_found_behind_links(tmp_path: Path) -> None:
         shell("cd here && pip install -r ../r.txt"),
         ["pip", "install", "-r", "here/../r.txt"],
     ):
-        assert requirements.inputs(plan(command), str(tmp_path)).pinned == {"idna": "1"}
+        assert requirements.read_inputs(plan(command), str(tmp_path)).pinned == {"idna": "1"}
 
 
 @pytest.mark.parametrize(
@@ -361,10 +369,14 @@ def test_an_editable_repository_outside_an_environment_is_refused(tmp_path: Path
         (tmp_path / "r.txt").write_text("-e git+https://h/p#egg=p\n")
         target = install_roots.find([*pip, "--target", "t", *words], ENVIRON, str(tmp_path))
         with pytest.raises(UsageError, match="cloned beside"):
-            key.make(key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path)))
+            snapshot_key.make(
+                snapshot_key.Question([*pip, *words], [], target, "", ENVIRON, str(tmp_path))
+            )
         kept = install_roots.find([*pip, *words], ENVIRON, str(tmp_path))
         if sys.prefix != sys.base_prefix:
-            key.make(key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path)))
+            snapshot_key.make(
+                snapshot_key.Question([*pip, *words], [], kept, "", ENVIRON, str(tmp_path))
+            )
 
 
 def test_a_list_with_one_hash_is_closed_for_none(tmp_path: Path) -> None:
@@ -372,7 +384,7 @@ def test_a_list_with_one_hash_is_closed_for_none(tmp_path: Path) -> None:
     pip, by_uv = ["pip", "install", "-r", "r.txt"], ["uv", "pip", "install", "-r", "r.txt"]
 
     def is_open(command: list[str]) -> bool:
-        return requirements.inputs(plan(command), str(tmp_path)).open_ended
+        return requirements.read_inputs(plan(command), str(tmp_path)).open_ended
 
     assert is_open(pip)
     assert is_open(by_uv)
@@ -393,7 +405,7 @@ def commit(folder: Path, name: str) -> None:
 
 
 def digests(package: Path) -> tuple[str, str]:
-    return requirements.source_digest(str(package)), requirements.editable_digest(str(package))
+    return local_packages.source_digest(str(package)), local_packages.editable_digest(str(package))
 
 
 LOOKING = {
@@ -508,15 +520,15 @@ def test_a_version_that_a_module_gives(tmp_path: Path) -> None:
     ):
         module.write_text(text)
         commit(tmp_path, text)
-        seen.append(requirements.editable_digest(str(tmp_path)))
+        seen.append(local_packages.editable_digest(str(tmp_path)))
         commit(tmp_path, "again")
-        assert (requirements.editable_digest(str(tmp_path)) == seen[-1]) is literal
+        assert (local_packages.editable_digest(str(tmp_path)) == seen[-1]) is literal
     assert len(set(seen)) == 4
 
 
 @pytest.mark.parametrize("kind", ["folder", "dangling", "pipe"])
 def test_what_is_called_like_a_description_is_no_error(tmp_path: Path, kind: str) -> None:
-    before = requirements.editable_digest(str(tmp_path))
+    before = local_packages.editable_digest(str(tmp_path))
     place = tmp_path / "VERSION"
     if kind == "folder":
         place.mkdir()
@@ -524,7 +536,7 @@ def test_what_is_called_like_a_description_is_no_error(tmp_path: Path, kind: str
         place.symlink_to("nowhere")
     else:
         os.mkfifo(place)
-    assert requirements.editable_digest(str(tmp_path)) == before
+    assert local_packages.editable_digest(str(tmp_path)) == before
 
 
 def test_a_repository_of_mercurial_within_one_of_git_is_the_one_that_counts(
@@ -535,9 +547,9 @@ def test_a_repository_of_mercurial_within_one_of_git_is_the_one_that_counts(
     (package / ".hg").mkdir(parents=True)
     (package / "pyproject.toml").write_text(LOOKING["setuptools-scm"])
     with pytest.raises(UsageError, match="Mercurial"):
-        requirements.source_digest(str(package))
+        local_packages.source_digest(str(package))
     (package / "pyproject.toml").write_text(INDEPENDENT["hatchling"])
-    assert requirements.source_digest(str(package))
+    assert local_packages.source_digest(str(package))
 
 
 def test_two_tags_of_one_commit_count_as_two(tmp_path: Path) -> None:
@@ -585,23 +597,23 @@ def test_the_same_commit_is_the_same_in_each_checkout(tmp_path: Path) -> None:
     git(origin, "add", ".")
     commit(origin, "1")
     git(origin, "tag", "-a", "v1", "-m", "v1")
-    before = requirements.source_digest(str(origin))
+    before = local_packages.source_digest(str(origin))
     git(origin, "branch", "other")
-    assert requirements.source_digest(str(origin)) == before
+    assert local_packages.source_digest(str(origin)) == before
     git(tmp_path, "clone", "-q", "origin", "clone")
-    assert requirements.source_digest(str(tmp_path / "clone")) == before
+    assert local_packages.source_digest(str(tmp_path / "clone")) == before
     git(origin, "worktree", "add", "-q", "-b", "third", str(tmp_path / "worktree"))
     tree = tmp_path / "worktree"
-    seen = [requirements.source_digest(str(tree))]
+    seen = [local_packages.source_digest(str(tree))]
     commit(tree, "2")
-    seen.append(requirements.source_digest(str(tree)))
+    seen.append(local_packages.source_digest(str(tree)))
     git(origin, "tag", "v2")
-    seen.append(requirements.source_digest(str(tree)))
+    seen.append(local_packages.source_digest(str(tree)))
     assert len({before, *seen}) == 4  # the branch has another name, which a version may have too
     shutil.rmtree(origin / ".git")
     (origin / ".hg").mkdir()
     with pytest.raises(UsageError, match="Mercurial"):
-        requirements.source_digest(str(origin))
+        local_packages.source_digest(str(origin))
 
 
 def test_a_shortened_option_in_a_list_is_refused(tmp_path: Path) -> None:
@@ -631,13 +643,13 @@ def test_a_packages_own_folders_count_whatever_they_are_called(tmp_path: Path, p
         (elsewhere / "loop").symlink_to(package)
     else:
         (package / place).mkdir()
-    before = requirements.source_digest(str(package))
+    before = local_packages.source_digest(str(package))
     (package / place / "m.py").write_text("x = 1\n")
-    assert requirements.source_digest(str(package)) != before
+    assert local_packages.source_digest(str(package)) != before
     (package / "build").mkdir()
-    now = requirements.source_digest(str(package))
+    now = local_packages.source_digest(str(package))
     (package / "build/left").write_text("by a build")
-    assert requirements.source_digest(str(package)) == now
+    assert local_packages.source_digest(str(package)) == now
 
 
 @pytest.mark.parametrize("lock", [False, True])
@@ -671,8 +683,8 @@ def test_sources_of_a_uv_project_count(tmp_path: Path, options: list[str], *, lo
 def test_a_lock_that_is_made_anew_is_an_indexs_to_decide(tmp_path: Path, word: str) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname='x'\n")
     (tmp_path / "uv.lock").write_text("")
-    assert not requirements.inputs(plan(["uv", "sync"]), str(tmp_path)).open_ended
-    assert requirements.inputs(plan(["uv", "sync", word]), str(tmp_path)).open_ended
+    assert not requirements.read_inputs(plan(["uv", "sync"]), str(tmp_path)).open_ended
+    assert requirements.read_inputs(plan(["uv", "sync", word]), str(tmp_path)).open_ended
 
 
 @pytest.mark.parametrize(
@@ -750,7 +762,7 @@ def test_a_foreign_lock_above_closes_nothing(tmp_path: Path) -> None:
     for name in (".", "sub"):
         (tmp_path / name / "pyproject.toml").write_text("[project]\nname='x'\n")
     (tmp_path / "uv.lock").write_text("")
-    found = requirements.inputs(plan(["uv", "sync", "--project", "sub"]), str(tmp_path))
+    found = requirements.read_inputs(plan(["uv", "sync", "--project", "sub"]), str(tmp_path))
     assert found.open_ended
 
 
@@ -762,26 +774,26 @@ def test_what_uv_makes_of_an_environment_is_in_the_key(tmp_path: Path) -> None:
     assert labels(["uv", "venv"], tmp_path) == before
     described.write_text("[project]\nname='x'\nrequires-python='>=3.12'\n")
     assert labels(["uv", "venv"], tmp_path) != before
-    assert not requirements.inputs(plan(["uv", "venv"]), str(tmp_path)).open_ended
-    assert requirements.inputs(plan(["uv", "venv", "--seed"]), str(tmp_path)).open_ended
+    assert not requirements.read_inputs(plan(["uv", "venv"]), str(tmp_path)).open_ended
+    assert requirements.read_inputs(plan(["uv", "venv", "--seed"]), str(tmp_path)).open_ended
 
 
 def test_a_project_without_settings_of_uv_is_none_of_its_settings(tmp_path: Path) -> None:
     described = tmp_path / "pyproject.toml"
     described.write_text("[project]\nname='x'\ndependencies=['uvicorn']\n")
-    assert str(described) not in uv_settings.above(str(tmp_path))
+    assert str(described) not in uv_config.settings_upwards(str(tmp_path))
     described.write_text("[project]\nname='x'\n[tool.uv]\nindex-strategy='first-index'\n")
-    assert str(described) in uv_settings.above(str(tmp_path))
+    assert str(described) in uv_config.settings_upwards(str(tmp_path))
 
 
 def test_an_environment_within_a_package_is_none_of_it(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("")
-    before = requirements.source_digest(str(tmp_path))
+    before = local_packages.source_digest(str(tmp_path))
     (tmp_path / "env").mkdir()
     (tmp_path / "env/pyvenv.cfg").write_text("")
     (tmp_path / "env/bin").mkdir()
     (tmp_path / "env/x.py").write_text("")
-    assert requirements.source_digest(str(tmp_path)) == before
+    assert local_packages.source_digest(str(tmp_path)) == before
 
 
 @pytest.mark.parametrize(
@@ -915,7 +927,7 @@ def test_a_project_that_cannot_be_understood_is_no_fault_of_ours(
         (tmp_path / name).write_text(described + "\n# uv pip sources path\n")
     (tmp_path / "r.txt").write_text("-r file:///a%00\n")
     for words in ("uv sync", "uv pip install .", "uv pip install -e .", "uv pip install -r r.txt"):
-        assert requirements.inputs(plan(words.split()), str(tmp_path)) is not None
+        assert requirements.read_inputs(plan(words.split()), str(tmp_path)) is not None
         with contextlib.suppress(UsageError):
             install_roots.find(words.split(), ENVIRON, str(tmp_path))
 

@@ -17,9 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
-from bootseer.depsnap.key import install_roots, key, pip_settings, requirements, resolver
-from bootseer.depsnap.key.install_command import plan, simple_commands
-from bootseer.depsnap.key.options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
+from bootseer.depsnap.key import (
+    install_roots,
+    pip_settings,
+    python_probe,
+    requirements,
+    resolver,
+    roots_state,
+    snapshot_key,
+)
+from bootseer.depsnap.key.install_command import plan
+from bootseer.depsnap.key.shell_script import simple_commands
+from bootseer.depsnap.key.tool_options import FLAGS, SYNC_VALUED, VALUED, VENV_VALUED
 from bootseer.errors import CorruptDataError, DeadlineError, NotFoundError, UsageError
 from bootseer.events.redaction import is_secret_variable, redact_command_for_key, redact_for_key
 
@@ -285,8 +294,8 @@ def test_an_interpreter_is_asked_once(
     tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    ask = install_roots.ask
-    monkeypatch.setattr(install_roots, "ask", lambda *words: asked.append(1) or ask(*words))
+    ask = python_probe.ask
+    monkeypatch.setattr(python_probe, "ask", lambda *words: asked.append(1) or ask(*words))
     found([str(venv / "bin/python"), "-m", "pip", "install", "--target", "t", "six"], tmp_path)
     assert asked == [1]
 
@@ -346,12 +355,12 @@ def test_system_prefix(tmp_path: Path) -> None:
 
 
 def test_an_environments_python_is_asked_without_what_takes_long_to_import() -> None:
-    described = install_roots.ask(sys.executable, os.environ)
+    described = python_probe.ask(sys.executable, os.environ)
     assert described is not None
     assert described.version == platform.python_version()
     assert described.executable == sys.executable
     assert described.paths["purelib"] == sysconfig.get_paths()["purelib"]
-    listed = f"{install_roots.PROBE}\nprint(*sys.modules)"
+    listed = f"{python_probe.PROBE}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", listed], capture_output=True, text=True, check=True
     )
@@ -374,7 +383,7 @@ def test_what_is_no_python_describes_nothing(tmp_path: Path, program: str) -> No
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho asked >{tmp_path}/asked\n{program}\n")
     python.chmod(0o755)
-    assert install_roots.ask(str(python), os.environ) is None
+    assert python_probe.ask(str(python), os.environ) is None
     assert (tmp_path / "asked").exists()
 
 
@@ -383,15 +392,15 @@ def test_a_python_that_others_let_print_describes_nothing(tmp_path: Path, flush:
     """What they print would be taken for its path, or for a part of it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     python = str(tmp_path / "v/bin/python")
-    assert install_roots.ask(python, os.environ) is not None
+    assert python_probe.ask(python, os.environ) is not None
     (packages,) = tmp_path.glob("v/lib/python3*/site-packages")
     (packages / "noise.pth").write_text(f"import sys; print('hello', flush={flush})\n")
-    assert install_roots.ask(python, os.environ) is None
+    assert python_probe.ask(python, os.environ) is None
 
 
 @pytest.mark.parametrize("name", ["no-such-python", "./no-such-python", "/dev/null", "a\0b", "sh"])
 def test_what_cannot_be_started_describes_nothing(name: str) -> None:
-    assert install_roots.ask(name, os.environ) is None
+    assert python_probe.ask(name, os.environ) is None
 
 
 @pytest.mark.parametrize("more", ["", "exec >&-; "])
@@ -401,10 +410,10 @@ def test_a_python_that_does_not_answer_is_ended(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/process\n{more}exec sleep 1000\n")
     python.chmod(0o755)
-    monkeypatch.setattr(install_roots, "PROBE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(python_probe, "PROBE_TIMEOUT_S", 2.0)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(DeadlineError, match="within 2 s, so nothing is restored or kept"):
-        install_roots.ask(str(python), os.environ)
+        python_probe.ask(str(python), os.environ)
     process = int((tmp_path / "process").read_text())
     assert not os.path.exists(f"/proc/{process}")
     assert os.listdir("/proc/self/fd") == before
@@ -414,7 +423,7 @@ def test_paths_of_any_bytes_are_told_exactly(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff \xc3\xa9"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     os.rename(tmp_path / "v", odd)
-    described = install_roots.ask(os.fsdecode(odd) + "/bin/python", os.environ)
+    described = python_probe.ask(os.fsdecode(odd) + "/bin/python", os.environ)
     assert described is not None
     assert os.fsencode(described.prefix) == odd
 
@@ -437,9 +446,9 @@ def test_distributions_are_found_where_installers_put_them(tmp_path: Path) -> No
         tmp_path / "lib/python3.11/site-packages"
     )
     (tmp_path / "lib/python3.13").write_text("no folder")
-    found = key.distributions(str(tmp_path))
+    found = roots_state.distributions(str(tmp_path))
     assert sorted(found) == sorted(str(tmp_path / name) for name in wanted)
-    assert key.distributions(str(tmp_path / "nowhere")) == []
+    assert roots_state.distributions(str(tmp_path / "nowhere")) == []
 
 
 def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
@@ -449,14 +458,14 @@ def test_an_interpreter_asked_ahead_is_not_asked_again(tmp_path: Path) -> None:
     python.chmod(0o755)
     command = ["uv", "pip", "install", "--python", str(python), "six"]
     plain = install_roots.find(command, os.environ, str(tmp_path))
-    install_roots.begin_asking(command, os.environ, str(tmp_path))
+    install_roots.begin_to_ask(command, os.environ, str(tmp_path))
     assert install_roots.find(command, os.environ, str(tmp_path)) == plain
     assert (tmp_path / "asked").read_text() == "asked\n" * 2
 
 
 def test_an_interpreter_that_is_not_there_can_be_asked_ahead(tmp_path: Path) -> None:
     command = ["uv", "pip", "install", "--python", str(tmp_path / "no/bin/python"), "six"]
-    install_roots.begin_asking(command, os.environ, str(tmp_path))
+    install_roots.begin_to_ask(command, os.environ, str(tmp_path))
     assert install_roots.find(command, os.environ, str(tmp_path)).python is None
 
 
@@ -590,13 +599,13 @@ class Project:
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(home)}
         (home / "requirements.txt").write_text("six==1.16\n")
 
-    def key(self, command: list[str] | None = None, **more: object) -> key.Key:
+    def key(self, command: list[str] | None = None, **more: object) -> snapshot_key.Key:
         words = command or self.command
         target = install_roots.find(words, self.environ, str(self.home))
-        state = more.pop("state", key.base_state(target))
+        state = more.pop("state", roots_state.base_state(target))
         settings = {"key_files": (), "environ": self.environ, "cwd": str(self.home), **more}
-        return key.make(
-            key.Question(command=words, target=target, state=state, **settings)  # type: ignore[arg-type]
+        return snapshot_key.make(
+            snapshot_key.Question(command=words, target=target, state=state, **settings)  # type: ignore[arg-type]
         )
 
 
@@ -833,7 +842,7 @@ def test_what_settings_install_besides_is_an_indexs_to_decide(
     made = project.key()
     assert not made.closed
     assert not project.key(pinned).all_exact
-    assert not made.owns({"six": "1.16"})
+    assert not made.is_lock_of({"six": "1.16"})
     assert project.key([pinned[0], "uninstall", "-y", "six"]).closed
     (project.home / "pkg/pyproject.toml").write_text("[project]\nname='y'\n")
     assert project.key().digest != made.digest
@@ -888,8 +897,8 @@ def test_packages_of_the_system_count_where_they_are_seen(tmp_path: Path) -> Non
 
     def digest() -> str:
         target = install_roots.find(command, environ, str(tmp_path))
-        question = key.Question(command, (), target, "state", environ, str(tmp_path))
-        return key.make(question).digest
+        question = snapshot_key.Question(command, (), target, "state", environ, str(tmp_path))
+        return snapshot_key.make(question).digest
 
     first = digest()
     (site / "six-1.dist-info").mkdir()
@@ -915,22 +924,22 @@ def test_an_index_has_a_say_unless_all_is_exact(
 ) -> None:
     (tmp_path / "pkg").mkdir()
     installs = plan(["pip", "install", *words])
-    assert requirements.inputs(installs, str(tmp_path)).open_ended is not closed
+    assert requirements.read_inputs(installs, str(tmp_path)).open_ended is not closed
     (tmp_path / "r.txt").write_text("".join(f"{w} # why\n" for w in words if w[0] != "-"))
     options = [w for w in words if w[0] == "-"]
     installs = plan(["pip", "install", *options, "-r", "r.txt"])
-    assert requirements.inputs(installs, str(tmp_path)).open_ended is not closed
+    assert requirements.read_inputs(installs, str(tmp_path)).open_ended is not closed
 
 
 def test_a_project_of_uv_is_found_from_below_and_open_without_a_lock(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname='x'\n")
     (tmp_path / "sub").mkdir()
     installs = plan(["uv", "sync"])
-    found = requirements.inputs(installs, str(tmp_path / "sub"))
+    found = requirements.read_inputs(installs, str(tmp_path / "sub"))
     assert found.open_ended
     assert [label.rpartition("/")[2] for label in found.digests][:1] == ["pyproject.toml"]
     (tmp_path / "uv.lock").write_text("version = 1\n")
-    found = requirements.inputs(installs, str(tmp_path / "sub"))
+    found = requirements.read_inputs(installs, str(tmp_path / "sub"))
     assert not found.open_ended
     labels = list(found.digests)
     assert [label.startswith("file ") for label in labels] == [True, True, False]
@@ -962,7 +971,7 @@ def test_neutral_variables_do_not_change_the_key(project: Project) -> None:
 
 
 def test_no_secret_reaches_the_ingredients_and_rotation_keeps_the_key(project: Project) -> None:
-    def with_secret(secret: str) -> key.Key:
+    def with_secret(secret: str) -> snapshot_key.Key:
         project.environ["PIP_INDEX_URL"] = f"https://u:{secret}@h/simple"
         project.environ["UV_INDEX_MINE_PASSWORD"] = secret
         text = f"--extra-index-url https://u:{secret}@h/simple\nsix==1.16\n"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 import bootseer
-from bootseer.depsnap.format.malformed import fault
+from bootseer.depsnap.json_faults import describe_fault
 from bootseer.depsnap.key import (
     install_roots,
     pins,
@@ -29,11 +29,9 @@ from bootseer.depsnap.key import (
     requirements,
     resolver,
 )
-from bootseer.depsnap.key import (
-    uv_run as uvrun,
-)
 from bootseer.depsnap.key.install_command import plan
-from bootseer.depsnap.store import records
+from bootseer.depsnap.key.uv_run import sync_of
+from bootseer.depsnap.store import record_file
 from bootseer.errors import CorruptDataError, UsageError
 
 # --- pins ----------------------------------------------------------------------------------------
@@ -59,13 +57,13 @@ def test_pins_cover_what_was_brought(
 
 
 def test_pins_are_read_from_requirements_locks_and_names() -> None:
-    assert pins.exact("Typing_Extensions [x] == 4.16.0 ; python_version > '3'") == (
+    assert pins.parse_pin("Typing_Extensions [x] == 4.16.0 ; python_version > '3'") == (
         "typing-extensions",
         "4.16.0",
     )
-    assert pins.exact("six==1.*") is None
-    assert pins.exact("six>=1") is None
-    assert pins.exact("six @ https://h/six.whl") is None
+    assert pins.parse_pin("six==1.*") is None
+    assert pins.parse_pin("six>=1") is None
+    assert pins.parse_pin("six @ https://h/six.whl") is None
     assert pins.of_lock("a-b==1\n# why\nc==2  # via a\n") == {"a-b": "1", "c": "2"}
     names = ["typing_extensions-4.16.0.dist-info", "a.b-1.0-py3.11.egg-info", "old.egg-info"]
     assert pins.of_distributions(names) == {"typing-extensions": "4.16.0", "a-b": "1.0", "old": ""}
@@ -73,7 +71,7 @@ def test_pins_are_read_from_requirements_locks_and_names() -> None:
 
 @given(st.text())
 def test_no_text_is_too_odd_for_a_pin(text: str) -> None:
-    pins.exact(text)
+    pins.parse_pin(text)
     pins.of_lock(text)
     pins.of_distributions([text])
 
@@ -81,7 +79,7 @@ def test_no_text_is_too_odd_for_a_pin(text: str) -> None:
 def test_a_list_that_pins_all_is_told_from_one_that_does_not(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("six==1.16.0\nidna==3.7 # why\n")
     for words, exact in ((["-r", "r.txt"], True), (["-r", "r.txt", "x"], False), (["./r"], False)):
-        found = requirements.inputs(plan(["pip", "install", *words]), str(tmp_path))
+        found = requirements.read_inputs(plan(["pip", "install", *words]), str(tmp_path))
         assert found.all_exact is exact
         assert found.open_ended
 
@@ -92,7 +90,7 @@ def test_the_project_that_a_variable_names_is_in_the_key(tmp_path: Path) -> None
         (tmp_path / name / "pyproject.toml").write_text(f"[project]\nname='{name}'\n")
     (tmp_path / "there/uv.lock").write_text("version = 1\n")
     environ = {"UV_PROJECT": str(tmp_path / "there")}
-    found = requirements.inputs(plan(["uv", "sync"]), str(tmp_path / "here"), environ)
+    found = requirements.read_inputs(plan(["uv", "sync"]), str(tmp_path / "here"), environ)
     assert sorted(found.digests) == [
         f"editable {tmp_path}/there",
         *(f"file {tmp_path}/there/{n}" for n in ("pyproject.toml", "uv.lock")),
@@ -140,7 +138,7 @@ def test_a_pinned_list_has_one_key_whether_it_was_resolved_or_not(node: Node) ->
     assert node.installs == 1
     (record,) = node.store.glob("deps/*/record-*.json")
     body = json.loads(record.read_text())
-    assert body["lock"] == records.OWN
+    assert body["lock"] == record_file.OWN
     assert body["packages"] == {"bootseer-alpha": "1.0", "bootseer-beta": "1.0"}
 
 
@@ -567,8 +565,8 @@ def test_those_settings_count_that_pip_heeds(tmp_path: Path) -> None:
     assert told.items() >= (wanted | {"cert": "/mine.pem", "no-deps": "1"}).items()
     assert "pre" not in told, "a later file takes back what an earlier one says in that section"
     home = pwd.getpwuid(os.getuid()).pw_dir
-    assert f"{home}/.config/pip/pip.conf" in pip_settings.files({}, "", str(tmp_path))
-    assert "/.pip/pip.conf" in pip_settings.files({"HOME": ""}, "", str(tmp_path))
+    assert f"{home}/.config/pip/pip.conf" in pip_settings.settings_files({}, "", str(tmp_path))
+    assert "/.pip/pip.conf" in pip_settings.settings_files({"HOME": ""}, "", str(tmp_path))
 
 
 def test_a_resolver_tells_uv_nothing_of_an_environment_that_is_being_made(tmp_path: Path) -> None:
@@ -770,12 +768,12 @@ def test_a_signed_record_of_version_1_is_read() -> None:
     # Numbers are floats, sizes whole numbers, as version 1 wrote them.
     signature = hmac.new(b"k" * 16, text, "sha256").hexdigest()
     body = json.dumps(VERSION_1 | {"signature": signature}).encode()
-    record = records.decode("ab" * 32, body)
-    records.check_signature(record, b"k" * 16)
+    record = record_file.decode("ab" * 32, body)
+    record_file.check_signature(record, b"k" * 16)
     assert (record.version, record.lock, record.packages) == (1, "", {})
     changed = json.dumps(VERSION_1 | {"signature": signature, "install_s": 2.0}).encode()
     with pytest.raises(CorruptDataError, match="not signed"):
-        records.check_signature(records.decode("ab" * 32, changed), b"k" * 16)
+        record_file.check_signature(record_file.decode("ab" * 32, changed), b"k" * 16)
 
 
 # --- what is wrong with a file -------------------------------------------------------------------
@@ -795,12 +793,12 @@ def test_a_signed_record_of_version_1_is_read() -> None:
 )
 def test_a_damaged_record_is_described_in_words(text: str, said: str) -> None:
     with pytest.raises(CorruptDataError, match=said) as caught:
-        records.decode("ab" * 32, text.encode("utf-8", "surrogateescape"))
+        record_file.decode("ab" * 32, text.encode("utf-8", "surrogateescape"))
     assert "sys." not in str(caught.value)
 
 
 def test_python_faults_are_said_of_the_file() -> None:
-    assert fault(IndexError("string index out of range")) == (
+    assert describe_fault(IndexError("string index out of range")) == (
         "it refers to something that it does not hold"
     )
 
@@ -850,11 +848,11 @@ def test_the_sync_within_a_uv_run(tmp_path: Path, words: str, sync: str | None) 
     (tmp_path / "pyproject.toml").write_text("[project]\nname='p'\n")
     (tmp_path / "plain.py").write_text("import os\n")
     (tmp_path / "own.py").write_text("# /// script\n# dependencies = []\n# ///\n")
-    found = uvrun.sync_of(words.split(), {}, str(tmp_path))
+    found = sync_of(words.split(), {}, str(tmp_path))
     assert found == (sync.split() if sync else None)
-    assert uvrun.sync_of(words.split(), {"UV_NO_SYNC": "1"}, str(tmp_path)) is None
+    assert sync_of(words.split(), {"UV_NO_SYNC": "1"}, str(tmp_path)) is None
     (tmp_path / "pyproject.toml").write_text("[project]\n[tool.uv]\nmanaged = false\n")
-    assert uvrun.sync_of(words.split(), {}, str(tmp_path)) is None
+    assert sync_of(words.split(), {}, str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -913,7 +911,7 @@ def test_a_list_is_read_where_the_command_reads_it(tmp_path: Path, words: str) -
             ["sh", "-c", shlex.split(words)[2] + " --target t"], environ, str(tmp_path)
         )
     assert target.paths == [f"{tmp_path}/app/t"]
-    found = requirements.inputs(target.installs, str(tmp_path), environ)
+    found = requirements.read_inputs(target.installs, str(tmp_path), environ)
     assert found.pinned == {"six": "2.0"}
     assert list(found.digests) == ["file app/r.txt"]
 
@@ -942,7 +940,7 @@ def test_the_project_of_an_editable_install_is_in_the_key(tmp_path: Path) -> Non
     seen = set()
 
     def look() -> int:
-        found = requirements.inputs(plan(["pip", "install", "-e", ".[x]"]), str(tmp_path))
+        found = requirements.read_inputs(plan(["pip", "install", "-e", ".[x]"]), str(tmp_path))
         assert list(found.digests) == [f"editable {tmp_path}"]
         assert found.open_ended
         assert not found.all_exact
@@ -957,7 +955,9 @@ def test_the_project_of_an_editable_install_is_in_the_key(tmp_path: Path) -> Non
     (tmp_path / "src/p/__init__.py").write_text("x = 1\n")
     (tmp_path / "train.log").write_text("started")
     assert look() == 3
-    closed = requirements.inputs(plan(["pip", "install", "--no-deps", "-e", "."]), str(tmp_path))
+    closed = requirements.read_inputs(
+        plan(["pip", "install", "--no-deps", "-e", "."]), str(tmp_path)
+    )
     assert not closed.open_ended
 
 

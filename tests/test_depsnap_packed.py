@@ -16,7 +16,7 @@ from snaptrees import describe, leftovers, pack, rich, write
 from waiting import until
 
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import packed, placement_records, tree
+from bootseer.depsnap.shared_tree import forms, packed_mount, placement_records
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import CorruptDataError, NotSupportedError
 from bootseer.system import mount_calls
@@ -38,13 +38,13 @@ class Packed:
         (folder / "in").mkdir()
 
     def ensure(self) -> SharedTree:
-        return tree.ensure(self.cache, str(self.archive), self.info.index_digest, packed=True)
+        return treecache.ensure(self.cache, str(self.archive), self.info.index_digest, packed=True)
 
     def find(self) -> SharedTree | None:
-        return tree.find(self.cache, self.info.index_digest, packed=True)
+        return treecache.find(self.cache, self.info.index_digest, packed=True)
 
     def place(self) -> None:
-        (placed,) = tree.place(self.ensure(), {str(self.root): str(self.target)})
+        (placed,) = forms.place(self.ensure(), {str(self.root): str(self.target)})
         assert placed.form == "overlay"
 
 
@@ -52,7 +52,7 @@ class Packed:
 def node(tmp_path: Path) -> Iterator[Packed]:
     made = Packed(tmp_path)
     yield made
-    tree.unplace(str(made.target), made.cache)
+    forms.unplace(str(made.target), made.cache)
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
@@ -113,12 +113,12 @@ def test_files_of_every_size_around_a_block_and_a_unit(tmp_path: Path) -> None:
         write(root / f"f{size}", os.urandom(size))
     info = pack(root, tmp_path / "a")
     cache, target = str(tmp_path / "cache"), tmp_path / "t"
-    made = tree.ensure(cache, str(tmp_path / "a"), info.index_digest, packed=True)
-    tree.place(made, {str(root): str(target)})
+    made = treecache.ensure(cache, str(tmp_path / "a"), info.index_digest, packed=True)
+    forms.place(made, {str(root): str(target)})
     try:
         assert describe(target) == describe(root)
     finally:
-        tree.unplace(str(target), cache)
+        forms.unplace(str(target), cache)
 
 
 def test_writes_stay_private_and_the_tree_is_found_again(node: Packed) -> None:
@@ -126,7 +126,7 @@ def test_writes_stay_private_and_the_tree_is_found_again(node: Packed) -> None:
     write(node.target / "lib/a.py", "x = 'mine'\n")
     (node.target / "bin/empty").unlink()
     os.rename(node.target / "lib/b.so", node.target / "lib/c.so")
-    tree.unplace(str(node.target), node.cache)
+    forms.unplace(str(node.target), node.cache)
     assert node.find() is not None
     node.place()
     assert _shown(node) == _without_links(describe(node.root))
@@ -191,9 +191,9 @@ def test_a_corrupt_archive_leaves_no_tree(node: Packed) -> None:
 
 def test_killed_while_unpacking_it_is_unpacked_again(node: Packed) -> None:
     code = (
-        "import os, signal, sys; from bootseer.depsnap.shared_tree import tree\n"
+        "import os, signal, sys; from bootseer.depsnap.shared_tree import cache as treecache\n"
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "tree.ensure(*sys.argv[1:4], on_step=step, packed=True)"
+        "treecache.ensure(*sys.argv[1:4], on_step=step, packed=True)"
     )
     for moment in ("made", "unpacked", "sealed"):
         arguments = [node.cache, str(node.archive), node.info.index_digest, moment]
@@ -208,10 +208,10 @@ def test_killed_between_its_two_mounts_the_next_start_clears_and_places(node: Pa
     """Fault injection: the process is killed while the packed tree is mounted for the overlay."""
     code = (
         "import os, signal, sys\n"
-        "from bootseer.depsnap.shared_tree import place, tree\n"
-        "place._overlay_over = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "made = tree.ensure(*sys.argv[1:4], packed=True)\n"
-        "tree.place(made, {sys.argv[4]: sys.argv[5]})"
+        "from bootseer.depsnap.shared_tree import cache as treecache, forms\n"
+        "forms._overlay_over = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "made = treecache.ensure(*sys.argv[1:4], packed=True)\n"
+        "forms.place(made, {sys.argv[4]: sys.argv[5]})"
     )
     arguments = [node.cache, str(node.archive), node.info.index_digest, node.root, node.target]
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False)
@@ -229,7 +229,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     folder.mkdir(parents=True)
     code = (
         "import os, signal, sys\n"
-        "from bootseer.depsnap.shared_tree import packed\n"
+        "from bootseer.depsnap.shared_tree import packed_mount as packed\n"
         "packed._clear = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "packed.works_in(sys.argv[1])"
     )
@@ -237,7 +237,7 @@ def test_a_killed_trial_is_cleared_by_the_next(node: Packed, tmp_path: Path) -> 
     assert done.returncode == -9
     (left,) = folder.iterdir()
     assert is_mounted(str(left / "shown"))
-    assert packed.works_in(str(folder))
+    assert packed_mount.works_in(str(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -247,7 +247,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     code = (
         "import sys\n"
-        "from bootseer.depsnap.shared_tree import packed\n"
+        "from bootseer.depsnap.shared_tree import packed_mount as packed\n"
         "real = packed.mount\n"
         "def late(*words):\n"
         "    real(*words); print('mounted', flush=True); sys.stdin.readline()\n"
@@ -263,7 +263,7 @@ def test_a_trial_of_another_container_is_left_alone(tmp_path: Path) -> None:
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "mounted\n"
-        look = "import sys; from bootseer.depsnap.shared_tree import packed\n" + (
+        look = "import sys; from bootseer.depsnap.shared_tree import packed_mount as packed\n" + (
             "sys.exit(not packed.works_in(sys.argv[1]))"
         )
         apart = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -282,14 +282,14 @@ def test_where_it_cannot_be_mounted_the_tree_is_files(
     def refuse(_folder: str, target: str) -> None:
         raise OSError(15, "Block device required", target)
 
-    monkeypatch.setattr(packed, "mount", refuse)
+    monkeypatch.setattr(packed_mount, "mount", refuse)
     made = node.ensure()
     assert not made.packed
     assert describe(made.roots[str(node.root)]) == describe(node.root)
 
 
 def test_a_tree_of_files_that_is_there_serves_as_well(node: Packed) -> None:
-    files = tree.ensure(node.cache, str(node.archive), node.info.index_digest)
+    files = treecache.ensure(node.cache, str(node.archive), node.info.index_digest)
     made = node.ensure()
     assert (made.path, made.packed, made.fresh) == (files.path, False, False)
 
@@ -298,7 +298,7 @@ def test_it_has_no_other_form_than_the_overlay(node: Packed) -> None:
     made = node.ensure()
     for form in ("bind", "symlink", "hardlink", "reflink", "copy"):
         with pytest.raises(NotSupportedError):
-            tree.place(made, {str(node.root): str(node.target)}, form=form)  # type: ignore[arg-type]
+            forms.place(made, {str(node.root): str(node.target)}, form=form)  # type: ignore[arg-type]
     assert not node.target.exists()
 
 
@@ -309,19 +309,19 @@ def test_mostly_holes_stay_files(tmp_path: Path) -> None:
         file.truncate(3 << 30)
     info = pack(root, tmp_path / "a")
     with pytest.raises(NotSupportedError, match="mostly holes"):
-        tree.ensure(str(tmp_path / "c"), str(tmp_path / "a"), info.index_digest, packed=True)
-    assert tree.trees(str(tmp_path / "c")) == ()
+        treecache.ensure(str(tmp_path / "c"), str(tmp_path / "a"), info.index_digest, packed=True)
+    assert treecache.list_trees(str(tmp_path / "c")) == ()
 
 
 def test_it_is_listed_and_collected_like_any_tree(node: Packed) -> None:
     made = node.ensure()
-    (status,) = tree.trees(node.cache)
+    (status,) = treecache.list_trees(node.cache)
     assert (status.digest, status.packed, status.in_use) == (made.digest, True, False)
     node.place()
-    assert tree.trees(node.cache)[0].in_use
-    tree.unplace(str(node.target), node.cache)
-    assert tree.discard(node.cache, made.digest, packed=True) == made.size
-    assert tree.trees(node.cache) == ()
+    assert treecache.list_trees(node.cache)[0].in_use
+    forms.unplace(str(node.target), node.cache)
+    assert treecache.discard(node.cache, made.digest, packed=True) == made.size
+    assert treecache.list_trees(node.cache) == ()
     assert not Path(made.path).exists()
 
 
@@ -333,7 +333,7 @@ def _cold_tree(folder: Path, name: str) -> SharedTree:
         (root / f"{number:04} {'n' * 200}").touch()
     archive = folder / f"{name}.archive"
     info = pack(root, archive)
-    made = tree.ensure(str(folder / "cache"), str(archive), info.index_digest, packed=True)
+    made = treecache.ensure(str(folder / "cache"), str(archive), info.index_digest, packed=True)
     with _meta(made).open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -350,17 +350,17 @@ def test_the_metadata_of_the_tree_used_last_is_read_before_its_name_is_known(
     tmp_path: Path,
 ) -> None:
     cache = tmp_path / "cache"
-    tree.read_ahead_newest(str(cache))  # there is none
+    treecache.read_ahead_newest(str(cache))  # there is none
     used, other = (_cold_tree(tmp_path, name) for name in ("used", "other"))
     os.utime(Path(other.path) / "tree.json", ns=(1, 1))
     half_made = cache / "trees" / ("0" * 64 + ".packed")
     half_made.mkdir()
-    tree.read_ahead_newest(str(cache))
+    treecache.read_ahead_newest(str(cache))
     until(lambda: share_in_memory(_meta(used)) == 1, "the metadata in memory")
     assert share_in_memory(_meta(other)) < 0.1
     os.mkfifo(half_made / "meta")
     (half_made / "tree.json").touch()
-    tree.read_ahead_newest(str(cache))  # nobody writes into the FIFO
+    treecache.read_ahead_newest(str(cache))  # nobody writes into the FIFO
 
 
 @pytest.mark.usefixtures("page_cache_stays")
@@ -370,7 +370,7 @@ def test_the_metadata_of_a_cold_tree_is_read_at_once(tmp_path: Path) -> None:
     mounted.mkdir()
     made = _cold_tree(tmp_path, "root")
     meta = _meta(made)
-    packed.mount(made.path, str(mounted))
+    packed_mount.mount(made.path, str(mounted))
     try:
         until(lambda: share_in_memory(meta) == 1, "the metadata in memory")
     finally:

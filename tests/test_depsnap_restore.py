@@ -22,7 +22,10 @@ from snaptrees import MERGEABLE, NS, describe, leftovers, pack, rich, write
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
-from bootseer.depsnap.restore.restore import recover, restore
+from bootseer.depsnap.format.index import read_index
+from bootseer.depsnap.format.verifier import verify
+from bootseer.depsnap.restore.archive_restore import restore
+from bootseer.depsnap.restore.commit import recover
 from bootseer.depsnap.types import ArchiveInfo
 from bootseer.errors import (
     AccessDeniedError,
@@ -221,8 +224,8 @@ def test_any_tree_comes_back(tree: dict, seed: int) -> None:
         info = pack(folder / "r", folder / "a")
         restore(str(folder / "a"), info.index_digest, {str(folder / "r"): str(folder / "t")})
         assert describe(folder / "t") == describe(folder / "r")
-        index = archive.read_index(str(folder / "a"), expected_digest=info.index_digest)
-        assert archive.verify(str(folder / "a"), index) == info.tree_digest
+        index = read_index(str(folder / "a"), expected_digest=info.index_digest)
+        assert verify(str(folder / "a"), index) == info.tree_digest
 
 
 def test_umask_and_a_setgid_parent_do_not_matter(tmp_path: Path) -> None:
@@ -429,7 +432,7 @@ def test_an_unprivileged_user_restores_as_himself(tmp_path: Path) -> None:
         (home / "mine").mkdir()
         os.chown(home / "mine", 65534, 65534)
         code = (
-            "from bootseer.depsnap.restore.restore import restore; import os, sys, signal;"
+            "from bootseer.depsnap.restore.archive_restore import restore; import os, sys, signal;"
             "import encodings.ascii, json;os.setgroups([]); os.setgid(65534); os.setuid(65534);"
             "restore(sys.argv[1], sys.argv[2], {sys.argv[3]: sys.argv[4]})"
         )
@@ -478,7 +481,7 @@ def test_sigterm_cleans_up(tmp_path: Path, existing: bool, moment: str) -> None:
         write(tmp_path / "in/t/mine", "old")
     before = describe(tmp_path / "in", times=False)
     code = (
-        "import os, signal, sys; from bootseer.depsnap.restore.restore import restore\n"
+        "import os, signal, sys; from bootseer.depsnap.restore.archive_restore import restore\n"
         "def step(name):\n    if name == sys.argv[5]: os.kill(os.getpid(), signal.SIGTERM)\n"
         "restore(sys.argv[1], sys.argv[2], {sys.argv[3]: sys.argv[4]}, on_step=step)"
     )

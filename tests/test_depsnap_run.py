@@ -470,6 +470,24 @@ def test_signal_reaches_the_install(node: Node) -> None:
     assert not node.leftovers()
 
 
+SIGNALLED_ELSEWHERE = """
+import os, signal, sys, threading, time
+from bootseer.depsnap import install_process
+def late():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=late).start()
+loop = "trap 'exit 9' TERM; for i in $(seq 200); do sleep 0.05; done; exit 5"
+sys.exit(install_process.run(["sh", "-c", loop], os.environ))
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_reaches_the_install() -> None:
+    """It came just before the wait began, or in a thread, and was kept until the install's end."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED_ELSEWHERE], timeout=60, check=False)
+    assert done.returncode == 9
+
+
 @pytest.mark.usefixtures("by_uv")
 def test_install_within_an_install_is_plain(node: Node) -> None:
     inner = [sys.executable, "-m", "bootseer", "deps", "run", "--store", str(node.store), "--"]

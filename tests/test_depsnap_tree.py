@@ -17,7 +17,7 @@ from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
 from bootseer.depsnap.shared_tree import cache as treecache
-from bootseer.depsnap.shared_tree import placement_records, tree
+from bootseer.depsnap.shared_tree import forms, placement_records
 from bootseer.depsnap.types import ArchiveInfo, SharedTree
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, NotSupportedError
 from bootseer.system import mount_calls
@@ -42,10 +42,10 @@ class Shared:
         (folder / "in").mkdir()
 
     def ensure(self) -> SharedTree:
-        return tree.ensure(self.cache, str(self.archive), self.info.index_digest)
+        return treecache.ensure(self.cache, str(self.archive), self.info.index_digest)
 
     def find(self) -> SharedTree | None:
-        return tree.find(self.cache, self.info.index_digest)
+        return treecache.find(self.cache, self.info.index_digest)
 
     @property
     def targets(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Shared:
 def shared(tmp_path: Path) -> Iterator[Shared]:
     made = Shared(tmp_path)
     yield made
-    tree.unplace(str(made.target), made.cache)
+    forms.unplace(str(made.target), made.cache)
     assert not is_mounted(str(made.target))
 
 
@@ -85,9 +85,9 @@ def test_a_corrupt_archive_leaves_no_tree(shared: Shared) -> None:
 
 def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
     code = (
-        "import os, signal, sys; from bootseer.depsnap.shared_tree import tree\n"
+        "import os, signal, sys; from bootseer.depsnap.shared_tree import cache as treecache\n"
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "tree.ensure(*sys.argv[1:4], on_step=step)"
+        "treecache.ensure(*sys.argv[1:4], on_step=step)"
     )
     for moment in ("made", "unpacked", "sealed"):
         arguments = [shared.cache, shared.archive, shared.info.index_digest, moment]
@@ -100,8 +100,8 @@ def test_killed_while_unpacking_it_is_unpacked_anew(shared: Shared) -> None:
 
 
 def test_two_processes_unpack_it_once(shared: Shared) -> None:
-    code = "import sys; from bootseer.depsnap.shared_tree import tree\n"
-    code += "print(tree.ensure(*sys.argv[1:4]).fresh)"
+    code = "import sys; from bootseer.depsnap.shared_tree import cache as treecache\n"
+    code += "print(treecache.ensure(*sys.argv[1:4]).fresh)"
     words = [sys.executable, "-c", code, shared.cache, shared.archive, shared.info.index_digest]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sorted(p.communicate()[0] for p in both) == ["False\n", "False\n", "True\n"]
@@ -146,7 +146,7 @@ def test_a_tree_of_another_boot_is_not_trusted(
 @pytest.mark.parametrize("form", [*MOUNTS, "symlink", *FARMS])
 def test_each_form_shows_the_tree_and_goes_again(shared: Shared, form: str) -> None:
     made = shared.ensure()
-    (placed,) = tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+    (placed,) = forms.place(made, shared.targets, form=form)  # type: ignore[arg-type]
     assert (placed.form, placed.why) == (form, "asked for")
     inside = describe(os.path.realpath(shared.target))
     wanted = describe(shared.root)
@@ -157,8 +157,8 @@ def test_each_form_shows_the_tree_and_goes_again(shared: Shared, form: str) -> N
         inside, wanted = as_shared(inside), as_shared(wanted)
     assert inside == wanted
     assert shared.find() is not None
-    assert tree.in_use(shared.cache, made.digest) == (form not in FARMS)
-    assert tree.unplace(str(shared.target), shared.cache) == (form not in FARMS)
+    assert placement_records.in_use(shared.cache, made.digest) == (form not in FARMS)
+    assert forms.unplace(str(shared.target), shared.cache) == (form not in FARMS)
     assert shared.target.exists() == (form in FARMS)
     assert leftovers(shared.folder) == []
 
@@ -166,25 +166,25 @@ def test_each_form_shows_the_tree_and_goes_again(shared: Shared, form: str) -> N
 @pytest.mark.root
 def test_writes_to_an_overlay_stay_private(shared: Shared) -> None:
     made = shared.ensure()
-    tree.place(made, shared.targets, form="overlay")
+    forms.place(made, shared.targets, form="overlay")
     write(shared.target / "lib/a.py", "x = 'mine'\n")
     (shared.target / "bin/empty").unlink()
     write(shared.target / "lib/new/file", "new")
     assert describe(made.roots[str(shared.root)]) == describe(shared.root)
     assert shared.find() is not None
     with pytest.raises(BusyError):
-        tree.discard(shared.cache, made.digest)
-    tree.unplace(str(shared.target), shared.cache)
+        treecache.discard(shared.cache, made.digest)
+    forms.unplace(str(shared.target), shared.cache)
     assert os.listdir(Path(shared.cache) / "placements") == []
-    tree.discard(shared.cache, made.digest)
-    assert tree.trees(shared.cache) == ()
+    treecache.discard(shared.cache, made.digest)
+    assert treecache.list_trees(shared.cache) == ()
     with pytest.raises(NotFoundError):
-        tree.discard(shared.cache, made.digest)
+        treecache.discard(shared.cache, made.digest)
 
 
 @pytest.mark.root
 def test_a_read_only_bind_refuses_writes(shared: Shared) -> None:
-    tree.place(shared.ensure(), shared.targets, form="bind")
+    forms.place(shared.ensure(), shared.targets, form="bind")
     with pytest.raises(OSError, match="Read-only"):
         write(shared.target / "new")
 
@@ -192,7 +192,7 @@ def test_a_read_only_bind_refuses_writes(shared: Shared) -> None:
 @pytest.mark.parametrize("form", FARMS)
 def test_files_of_their_own_can_be_replaced(shared: Shared, form: str) -> None:
     made = shared.ensure()
-    tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+    forms.place(made, shared.targets, form=form)  # type: ignore[arg-type]
     (shared.target / "lib/a.py").unlink()
     write(shared.target / "lib/a.py", "mine")
     write(shared.target / "lib/new", "mine")
@@ -202,7 +202,7 @@ def test_files_of_their_own_can_be_replaced(shared: Shared, form: str) -> None:
 
 @pytest.mark.root
 def test_a_write_into_a_hard_linked_file_is_found(shared: Shared) -> None:
-    tree.place(shared.ensure(), shared.targets, form="hardlink")
+    forms.place(shared.ensure(), shared.targets, form="hardlink")
     with (shared.target / "lib/a.py").open("a") as file:
         file.write("x")
     assert shared.find() is None
@@ -210,11 +210,11 @@ def test_a_write_into_a_hard_linked_file_is_found(shared: Shared) -> None:
 
 @contextmanager
 def _overlaid(shared: SharedTree, target: Path, root: Path, cache: str) -> Iterator[None]:
-    tree.place(shared, {str(root): str(target)}, form="overlay")
+    forms.place(shared, {str(root): str(target)}, form="overlay")
     try:
         yield
     finally:
-        tree.unplace(str(target), cache)
+        forms.unplace(str(target), cache)
 
 
 @pytest.mark.root
@@ -232,7 +232,7 @@ def test_an_overlay_over_a_base_adds_changes_and_deletes(tmp_path: Path) -> None
     info = archive.create(str(tmp_path / "a"), [delta])
     base, cache = tmp_path / "base", str(tmp_path / "cache")
     old = describe(base)
-    shared = tree.ensure(cache, str(tmp_path / "a"), info.index_digest)
+    shared = treecache.ensure(cache, str(tmp_path / "a"), info.index_digest)
     with _overlaid(shared, base, root, cache):
         assert describe(base) == describe(root)
     assert describe(base) == old
@@ -241,16 +241,16 @@ def test_an_overlay_over_a_base_adds_changes_and_deletes(tmp_path: Path) -> None
 @pytest.mark.root
 def test_auto_takes_an_overlay_and_says_why(shared: Shared) -> None:
     made = shared.ensure()
-    (placed,) = tree.place(made, shared.targets)
+    (placed,) = forms.place(made, shared.targets)
     assert (placed.form, placed.tried) == ("overlay", ())
     assert "mounts are allowed" in placed.why
-    (again,) = tree.place(made, shared.targets)
+    (again,) = forms.place(made, shared.targets)
     assert again.why == "it stands there already"
 
 
 @pytest.mark.root
 def test_auto_read_only_takes_a_bind(shared: Shared) -> None:
-    (placed,) = tree.place(shared.ensure(), shared.targets, writable=False)
+    (placed,) = forms.place(shared.ensure(), shared.targets, writable=False)
     assert placed.form == "bind"
 
 
@@ -262,7 +262,7 @@ def test_auto_without_mounts_falls_through_with_reasons(
 
     monkeypatch.setattr(mount_calls, "mount", refuse)
     made = shared.ensure()
-    (placed,) = tree.place(made, shared.targets)
+    (placed,) = forms.place(made, shared.targets)
     assert placed.form in ("reflink", "hardlink")
     assert placed.tried[0] == ("overlay", "Operation not permitted")
     assert as_shared(describe(shared.target)) == as_shared(describe(shared.root))
@@ -273,18 +273,18 @@ def test_a_form_that_cannot_be_is_named_and_leaves_nothing(shared: Shared) -> No
     write(shared.target / "mine", "old")
     for form in ("bind", "symlink"):
         with pytest.raises(NotSupportedError, match="would hide"):
-            tree.place(made, shared.targets, form=form)  # type: ignore[arg-type]
+            forms.place(made, shared.targets, form=form)  # type: ignore[arg-type]
     assert os.listdir(shared.target) == ["mine"]
-    assert not tree.in_use(shared.cache, made.digest)
+    assert not placement_records.in_use(shared.cache, made.digest)
 
 
 def test_records_of_placements_that_are_gone_are_swept(shared: Shared) -> None:
     made = shared.ensure()
-    tree.place(made, shared.targets, form="symlink")
-    assert tree.in_use(shared.cache, made.digest)
+    forms.place(made, shared.targets, form="symlink")
+    assert placement_records.in_use(shared.cache, made.digest)
     shared.target.unlink()
-    assert not tree.in_use(shared.cache, made.digest)
-    assert tree.sweep(shared.cache) == 1
+    assert not placement_records.in_use(shared.cache, made.digest)
+    assert placement_records.sweep(shared.cache) == 1
     assert list(placement_records.all_records(shared.cache)) == []
 
 
@@ -300,8 +300,8 @@ def test_nothing_is_mounted_over_the_working_directory(
     monkeypatch.chdir(shared.target / "sub")
     made = shared.ensure()
     with pytest.raises(NotSupportedError, match="working directory"):
-        tree.place(made, shared.targets, form="overlay")
-    (placed,) = tree.place(made, shared.targets)
+        forms.place(made, shared.targets, form="overlay")
+    (placed,) = forms.place(made, shared.targets)
     assert placed.form in ("reflink", "hardlink", "copy")
     assert Path("../lib/a.py").exists()
 
@@ -313,7 +313,7 @@ def test_a_volume_below_the_target_is_not_hidden(shared: Shared) -> None:
     mount_calls.mount("tmpfs", str(volume), "tmpfs")
     try:
         (volume / "mine").write_text("old")
-        (placed,) = tree.place(shared.ensure(), shared.targets)
+        (placed,) = forms.place(shared.ensure(), shared.targets)
         assert placed.form in ("reflink", "hardlink", "copy")
         assert f"{volume} is mounted below" in dict(placed.tried)["overlay"]
         assert (volume / "mine").read_text() == "old"
@@ -334,21 +334,21 @@ def test_what_others_mounted_or_linked_there_since_a_reboot_stays(
     shared: Shared, form: str, tmp_path: Path
 ) -> None:
     """A volume at the target was unmounted, as if it were the overlay of before."""
-    tree.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
+    forms.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
     (record,) = placement_records.all_records(shared.cache)
     place = Path(record.folder, "record.json")
     place.write_text(json.dumps(json.loads(place.read_text()) | {"boot": "another"}))
     if form == "symlink":
         shared.target.unlink()
         shared.target.symlink_to(tmp_path)
-        tree.unplace(str(shared.target), shared.cache)
+        forms.unplace(str(shared.target), shared.cache)
         assert shared.target.readlink() == tmp_path
         return
     mount_calls.unmount(str(shared.target))
     mount_calls.mount("tmpfs", str(shared.target), "tmpfs")
     try:
         (shared.target / "mine").write_text("of the volume")
-        tree.place(shared.ensure(), shared.targets, form="copy")
+        forms.place(shared.ensure(), shared.targets, form="copy")
         assert (shared.target / "mine").read_text() == "of the volume"
         assert (shared.target / "lib/a.py").exists()
     finally:
@@ -361,17 +361,17 @@ def test_what_stands_there_stays_where_the_next_snapshot_is_refused(
     shared: Shared, tmp_path: Path, form: str
 ) -> None:
     """It was taken away before anybody knew whether the other one fits."""
-    tree.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
+    forms.place(shared.ensure(), shared.targets, form=form)  # type: ignore[arg-type]
     write(tmp_path / "more/r/second", "2")
     info = pack(tmp_path / "more/r", tmp_path / "more/a")
-    second = tree.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
+    second = treecache.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
 
     def refuse() -> None:
         raise NotFoundError("the index decides otherwise")
 
     target = {str(tmp_path / "more/r"): str(shared.target)}
     with pytest.raises(NotFoundError):
-        tree.place(second, target, before_switch=refuse)
+        forms.place(second, target, before_switch=refuse)
     assert (shared.target / "lib/a.py").exists()
     assert not (shared.target / "second").exists()
 
@@ -381,13 +381,13 @@ def test_an_overlay_with_writes_in_it_stays(shared: Shared, tmp_path: Path) -> N
     """What another snapshot brought, and what was installed on top of it, is what the next
     command builds on."""
     first = shared.ensure()
-    tree.place(first, shared.targets, form="overlay")
+    forms.place(first, shared.targets, form="overlay")
     write(shared.target / "own", "written by the job")
     write(tmp_path / "more/r/second", "2")
     info = pack(tmp_path / "more/r", tmp_path / "more/a")
-    second = tree.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
+    second = treecache.ensure(shared.cache, str(tmp_path / "more/a"), info.index_digest)
     target = {str(tmp_path / "more/r"): str(shared.target)}
-    (placed,) = tree.place(second, target)
+    (placed,) = forms.place(second, target)
     assert placed.form in ("reflink", "hardlink", "copy")
     assert (shared.target / "own").read_text() == "written by the job"
     assert (shared.target / "second").read_text() == "2"
@@ -397,9 +397,9 @@ def test_an_overlay_with_writes_in_it_stays(shared: Shared, tmp_path: Path) -> N
 @pytest.mark.root
 def test_what_was_deleted_in_an_overlay_comes_back(shared: Shared) -> None:
     made = shared.ensure()
-    tree.place(made, shared.targets, form="overlay")
+    forms.place(made, shared.targets, form="overlay")
     (shared.target / "lib/a.py").unlink()
-    (placed,) = tree.place(made, shared.targets)
+    (placed,) = forms.place(made, shared.targets)
     assert placed.why != "it stands there already"
     assert describe(shared.target) == describe(shared.root)
 
@@ -408,12 +408,12 @@ def test_what_was_deleted_in_an_overlay_comes_back(shared: Shared) -> None:
 
 IN_NAMESPACE = """
 import sys
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import cache as treecache, forms
 from bootseer.errors import BootseerError
 cache, digest, root, target, form = sys.argv[1:]
-made = tree.find(cache, digest)
+made = treecache.find(cache, digest)
 try:
-    (placed,) = tree.place(made, {root: target}, form=form)
+    (placed,) = forms.place(made, {root: target}, form=form)
     print(placed.form, flush=True)
 except BootseerError as error:
     print(error, flush=True)
@@ -448,24 +448,24 @@ def test_containers_overlay_the_same_path_side_by_side(shared: Shared) -> None:
         assert first_line(one) == "overlay"
         with in_namespace(shared, shared.target, form="auto") as two:
             assert first_line(two) == "overlay"
-            (mine,) = tree.place(made, shared.targets)
+            (mine,) = forms.place(made, shared.targets)
             assert mine.form == "overlay"
-            tree.unplace(mine.target, shared.cache)
-            assert tree.sweep(shared.cache) == 0
+            forms.unplace(mine.target, shared.cache)
+            assert placement_records.sweep(shared.cache) == 0
             with pytest.raises(BusyError):
-                tree.discard(shared.cache, made.digest)
+                treecache.discard(shared.cache, made.digest)
             two.communicate()
         one.communicate()
 
 
 SWEEP = """
 import subprocess, sys
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree.placement_records import in_use, sweep
 cache, digest, *command = sys.argv[1:]
 with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-    print(child.stdout.readline().decode().strip(), tree.in_use(cache, digest), tree.sweep(cache))
+    print(child.stdout.readline().decode().strip(), in_use(cache, digest), sweep(cache))
     child.communicate()
-print(tree.in_use(cache, digest), tree.sweep(cache), tree.sweep(cache))
+print(in_use(cache, digest), sweep(cache), sweep(cache))
 """
 
 
@@ -490,13 +490,13 @@ def test_a_link_in_another_container_pins_its_tree(shared: Shared) -> None:
     with in_namespace(shared, shared.target, form="symlink", hide=shared.target.parent) as one:
         assert first_line(one) == "symlink"
         assert not os.path.lexists(shared.target)
-        assert tree.in_use(shared.cache, made.digest)
+        assert placement_records.in_use(shared.cache, made.digest)
         one.communicate()
 
 
 def test_trees_are_listed_with_size_and_use(shared: Shared) -> None:
     made = shared.ensure()
-    (status,) = tree.trees(shared.cache)
+    (status,) = treecache.list_trees(shared.cache)
     assert (status.digest, status.size, status.in_use) == (made.digest, made.size, False)
-    assert tree.recently_used(status, status.last_used_ns + 1)
-    assert not tree.recently_used(status, status.last_used_ns + 10**12)
+    assert treecache.recently_used(status, status.last_used_ns + 1)
+    assert not treecache.recently_used(status, status.last_used_ns + 10**12)

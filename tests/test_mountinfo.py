@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.depsnap.capture.capture import excludes
+from bootseer.depsnap.capture.exclusions import list_exclusions
 from bootseer.system.mount_calls import mount, unmount
 from bootseer.system.mountinfo import Mounted, all_mounts, is_mounted, parse_mountinfo, shown_at
 
@@ -58,6 +58,6 @@ def test_a_mount_is_found_by_its_name(tmp_path: Path, name: str) -> None:
         shown = shown_at(all_mounts(), str(place))
         assert shown is not None
         assert (shown.kind, shown.source, shown.root) == ("tmpfs", "a source", "/")
-        assert str(place) in excludes(["/"], [], [])
+        assert str(place) in list_exclusions(["/"], [], [])
     finally:
         unmount(str(place))

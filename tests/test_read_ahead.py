@@ -17,7 +17,7 @@ from image_mounts import Mounts, mounts_below, publish, some_files, tree_of
 from wheelhouse import make_wheel
 
 from bootseer.cli import read_ahead
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import forms
 
 # A start as the command makes it, which then tells the files of what it has imported: of all
 # modules, and of those that came after what is read ahead.
@@ -90,12 +90,12 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.variables["PIP_CONFIG_FILE"] = os.devnull
     (node.home / "requirements.txt").write_text("bootseer-alpha==1.0\n", encoding="utf-8")
     yield node
-    tree.unplace(str(node.place), str(node.cache / "trees"))
+    forms.unplace(str(node.place), str(node.cache / "trees"))
 
 
 def make_empty(node: Node) -> None:
     """The environment as it was before the first start; what this node keeps stays."""
-    tree.unplace(str(node.place), str(node.cache / "trees"))
+    forms.unplace(str(node.place), str(node.cache / "trees"))
     shutil.rmtree(node.place)
     node.make_venv()
 
@@ -141,7 +141,7 @@ def test_on_a_fresh_node_it_is_what_unpacking_imports_as_well(node: Node, tmp_pa
     try:
         imported, late = start(node, what, fresh)
     finally:
-        tree.unplace(str(node.place), str(fresh / "trees"))
+        forms.unplace(str(node.place), str(fresh / "trees"))
     check(read_ahead.DEPS_RUN + read_ahead.DEPS_RESTORE, imported, late)
 
 

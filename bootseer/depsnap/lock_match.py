@@ -6,22 +6,23 @@ import time
 from collections.abc import Mapping
 
 from bootseer.depsnap.key import pins
-from bootseer.depsnap.key.key import Key
 from bootseer.depsnap.key.resolver import Resolution
-from bootseer.depsnap.store import records
+from bootseer.depsnap.key.snapshot_key import Key
+from bootseer.depsnap.settings import DAY_S
+from bootseer.depsnap.store import record_file
 from bootseer.light_dataclasses import dataclass
 
 
 class NotFittingError(Exception):
-    """The index decides something else than the snapshot that was about to be put in place."""
+    """The index decides something else than the snapshot that was about to be placed."""
 
 
 @dataclass(slots=True)
-class Judge:
+class LockMatcher:
     """Compares snapshots of `key` with what `resolution` finds.
 
-    `before` are name -> version of the packages that stood in the roots before the install.
-    `unresolved` says why the newest within `max_age_s` (seconds) was taken, where it was.
+    `before` are name -> version of the packages that were in the roots before the install.
+    `unresolved` says why the newest snapshot within `max_age_s` was accepted instead, if it was.
     """
 
     key: Key
@@ -35,56 +36,56 @@ class Judge:
 
         Waits for the resolver, within its limit, where the inputs alone do not decide.
         """
-        if self.key.owns(packages):
+        if self.key.is_lock_of(packages):
             return True
-        now = self.resolution.lock()
-        if now is None:
+        resolved = self.resolution.lock()
+        if resolved is None:
             young = time.time() - created_unix_s <= self.max_age_s
             self.unresolved = self.resolution.why if young else ""
             return young
-        if lock == now.digest:
+        if lock == resolved.digest:
             return True
-        there = {**self.before, **packages}
-        return not now.contradicts(packages) and all(
-            name in there and pins.same_version(version, there[name])
-            for name, version in now.pinned.items()
+        installed = {**self.before, **packages}
+        return not resolved.contradicts(packages) and all(
+            name in installed and pins.same_version(version, installed[name])
+            for name, version in resolved.pinned.items()
         )
 
-    def covers(self, packages: Mapping[str, str]) -> bool:
+    def may_be_lock_of(self, packages: Mapping[str, str]) -> bool:
         """Whether the lock, where it is known, may be that of an install of these packages."""
-        now = self.resolution.lock()
-        return now is None or not now.contradicts(packages)
+        resolved = self.resolution.lock()
+        return resolved is None or not resolved.contradicts(packages)
 
-    def lock_of(self, packages: Mapping[str, str]) -> str:
+    def lock_for(self, packages: Mapping[str, str]) -> str:
         """The lock to publish these packages with."""
-        if self.key.owns(packages):
-            return records.OWN
-        now = self.resolution.lock()
-        return now.digest if now else ""
+        if self.key.is_lock_of(packages):
+            return record_file.OWN
+        resolved = self.resolution.lock()
+        return resolved.digest if resolved else ""
 
-    def differs_from(self, record: records.Record) -> str:
+    def describe_difference(self, record: record_file.Record) -> str:
         """What the index decides otherwise than this snapshot, or that it is too old."""
-        now = self.resolution.lock()
-        if now is None:
-            age_days = (time.time() - record.created_unix_s) / 86400
+        resolved = self.resolution.lock()
+        if resolved is None:
+            age_days = (time.time() - record.created_unix_s) / DAY_S
             return (
                 f"the newest snapshot is {age_days:.1f} days old, and whether newer packages are "
                 f"out is not known: {self.resolution.why}"
             )
-        wanted = {n: v for n, v in now.pinned.items() if n not in self.before}
+        wanted = {n: v for n, v in resolved.pinned.items() if n not in self.before}
         named = {n: v for n, v in record.packages.items() if n in wanted or n not in pins.SEEDS}
-        found = pins.differences(named, wanted)
-        return "the newest snapshot has other packages: " + (_few(found) or "another lock")
+        differences = pins.describe_differences(named, wanted)
+        return "the newest snapshot has other packages: " + (_few(differences) or "another lock")
 
 
-def inputs_differ(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+def describe_input_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """What two keys of one command differ in, by the names of their inputs."""
     names = sorted(n for n in {*old, *new} if old.get(n) != new.get(n))
     shown = []
     for name in names:
         one, other = old.get(name, "none"), new.get(name, "none")
-        plain = len(one) <= 40 and len(other) <= 40
-        shown.append(f"{name} ({one} → {other})" if plain else name)
+        short = len(one) <= 40 and len(other) <= 40
+        shown.append(f"{name} ({one} → {other})" if short else name)
     return "the newest snapshot of this command was made from other inputs: " + _few(shown)
 
 

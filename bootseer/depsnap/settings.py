@@ -1,10 +1,11 @@
-"""What `deps run` is asked to do."""
+"""The settings of `deps run` and `deps restore`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from bootseer import light_dataclasses as dataclasses
+from bootseer.depsnap.types import Step, no_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 DAY_S = 86400.0
 
 
-def _nothing(_step: str) -> None:
-    """No fault is injected."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class DepsSettings:
     """Settings of one `deps run` or `deps restore`.
@@ -30,8 +27,7 @@ class DepsSettings:
     `cache` is the node's directory for locks and notes; shared trees are kept there when
     `share_trees` says that it outlives this start. `wait_limit_s` bounds every wait for another
     node, `wait` `always` included. `publish_stall_s` is how long packing into a store that may
-    hang may do nothing: writing out a large archive is one request.
-    `on_step` is for fault injection in tests alone.
+    hang may make no progress: writing out a large archive is one request.
     """
 
     store: str
@@ -57,4 +53,4 @@ class DepsSettings:
     publish_stall_s: float = 30.0
     lease_beat_s: float = 3.0
     lease_ttl_s: float = 20.0
-    on_step: Callable[[str], None] = _nothing
+    on_step: Step = no_step

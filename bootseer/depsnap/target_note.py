@@ -1,6 +1,6 @@
-"""What this node knows of a target: a note of what stands there, and a lock against each other.
+"""A node's note of what a target holds, and the lock that one install at a time has there.
 
-Both lie in the cache directory, named by the target's paths. A note is believed only while the
+Both are in the cache directory, named by the target's paths. A note is trusted only while the
 target's fingerprint is the noted one; a lost note costs one restore, never correctness.
 """
 
@@ -19,9 +19,12 @@ from bootseer.system.file_lock import FileLock
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Note:
-    """`state` is what the roots held before, `fingerprint` what they held when `key` stood
-    there; `created_s` is this node's wall clock, `boot` the boot in which it was written;
-    `lock` and `packages` are what the install brought, as in a record."""
+    """What a target held after an install or restore of `key`.
+
+    `state` is what the roots held before, `fingerprint` what they held afterwards; `created_s` is
+    by this node's wall clock, `boot` the boot in which the note was written; `lock` and `packages`
+    as in a record.
+    """
 
     key: str
     state: str
@@ -37,13 +40,8 @@ def _path(cache: str, roots: Sequence[str], suffix: str) -> str:
     return os.path.join(cache, "deps", "targets", name + suffix)
 
 
-def trees_of(cache: str) -> str:
-    """Where a cache keeps its node-shared trees."""
-    return os.path.join(cache, "trees")
-
-
 def read(cache: str, roots: Sequence[str]) -> Note | None:
-    """The note of a target; None when there is none, it is damaged or another user's."""
+    """The note of a target; None when there is none, or it is damaged or another user's."""
     try:
         with open(_path(cache, roots, ".json"), "rb") as file:
             if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
@@ -71,10 +69,10 @@ def write(cache: str, roots: Sequence[str], note: Note) -> None:
         raise from_os_error(error, f"write the note {path}") from error
 
 
-def locked(cache: str, roots: Sequence[str], *, limit_s: float) -> FileLock:
+def acquire_lock(cache: str, roots: Sequence[str], *, limit_s: float) -> FileLock:
     """Take the target's lock on this node. Raises BusyError when it stays held for `limit_s`.
 
-    The lock dies with the process, also when that is killed.
+    The lock ends with the process, also when that is killed.
     """
     path = _path(cache, roots, ".lock")
     try:

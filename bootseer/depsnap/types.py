@@ -1,15 +1,15 @@
-"""Records shared by the archive, the restore and the node-shared tree; a scan's are in `entries`.
+"""Records that the archive, the restore and the node-shared tree have in common.
 
-Terms: a *root* is an absolute directory that was captured; an *entry* is one thing below it, its
-path relative to the root, with `/` between the parts and `""` for the root itself. Paths are str
-in the file system encoding with `surrogateescape`, so that any name survives. Times are
-nanoseconds since 1970, sizes bytes.
+Terms: a *root* is an absolute directory that was captured; an *entry* is a file, directory or link
+below it, its path relative to the root, with `/` between the parts and `""` for the root itself.
+Paths are str in the file system encoding with `surrogateescape`, so that any name survives. Times
+are nanoseconds since 1970, sizes bytes. The records of a scan are in `capture.entries`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bootseer.light_dataclasses import dataclass, field
 
@@ -26,24 +26,29 @@ else:
 
 FILE, DIRECTORY, SYMLINK, HARDLINK = "f", "d", "l", "h"
 OTHER = "o"
-"""Kind of devices, fifos and sockets: noted by a scan, never archived."""
+"""Kind of devices, FIFOs and sockets: reported by a scan, never archived."""
 
 WORK_PREFIX = ".bootseer-"
-"""Names that start so are our own staging places; a scan never reports them."""
+"""Prefix of the names of our own staging directories; a scan never reports them."""
 
 HOST_XATTRS = ("trusted.overlay.", "user.overlay.", "security.selinux", "security.evm")
-"""Attributes that mean something on their own host alone: how overlayfs keeps its layers (in
-somebody's archive a way to show other files than it holds), labels of a local policy."""
+"""Prefixes of attributes that have a meaning on their own host only: overlayfs's (by which a
+hostile archive could show other files than it holds) and labels of a local policy."""
+
+PACKED_DATA, PACKED_META = "data", "meta"
+"""The files of a packed tree (`format.packed_tree`)."""
 
 XAttrs = tuple[tuple[str, bytes], ...]
+Step = Callable[[str], None]
+"""A callback that is given the name of each step that is done: tests inject faults there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveInfo:
-    """What a new archive is. `index_digest` must be kept outside the archive.
+    """Sizes and digests of a new archive. `index_digest` must be kept outside the archive.
 
-    `size` is the archive's own; `raw_bytes` are the files' bytes as they lie on disk (holes not
-    counted), `logical_bytes` with holes; `owners` are the (uid, gid) pairs in it.
+    `size` is the archive's own; `raw_bytes` are the files' bytes without holes, `logical_bytes`
+    with holes; `owners` are the (uid, gid) pairs in it.
     """
 
     index_digest: Digest
@@ -59,10 +64,10 @@ class ArchiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on an archive that hold whatever its index says. Bytes unless named otherwise.
+    """Bounds on an archive, whatever its index claims. Bytes unless named otherwise.
 
-    `total` counts files with their holes, `raw` without; `roots`, where given, are all that it
-    must hold, no more and no less.
+    `total` counts files with their holes, `raw` without; `roots`, where given, are exactly those
+    that it must hold.
     """
 
     index_stored: int = 256 << 20
@@ -79,13 +84,31 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreResult:
-    """What a restore did.
+class UnpackPolicy:
+    """What unpacking an archive may do. `owners` are the (uid, gid) pairs that files may be given;
+    None: any (for root alone)."""
 
-    `dropped_privileges` counts setuid/setgid bits and capabilities left out, `lost_xattrs` other
-    attributes that this file system or privilege refuses; `kept` names directories that should
-    have been deleted but hold something else.
+    jobs: int
+    allow_setuid: bool = False
+    owners: frozenset[tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Omissions:
+    """How much of an archive was not restored.
+
+    `dropped_privileges` counts setuid and setgid bits and capabilities that the policy left out,
+    `lost_xattrs` other attributes that the file system or lacking privileges refused.
     """
+
+    lost_xattrs: int
+    dropped_privileges: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What a restore did. `dropped_privileges` and `lost_xattrs` as in `Omissions`; `kept` names
+    directories that should have been deleted but hold something else."""
 
     targets: tuple[str, ...]
     entries: int
@@ -99,7 +122,7 @@ class RestoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What `recover` found: nothing, leftovers removed, an unfinished switch finished or undone."""
+    """What `recover` did: nothing, leftovers removed, an unfinished switch finished or undone."""
 
     outcome: Literal["clean", "removed", "finished", "undone"]
     targets: tuple[str, ...] = ()
@@ -110,8 +133,8 @@ class SharedTree:
     """A complete unpacked snapshot in the node's cache.
 
     `roots` maps each recorded root to the directory that holds its entries; `deleted` to what
-    the install deleted below it. A `packed` one is mounted first (`sharing.packed`), and its
-    roots' directories, which bear the same names, are in there.
+    the install deleted below it. A `packed` one is mounted first (`shared_tree.packed_mount`), and
+    its roots' directories, which have the same names, are inside that mount.
     """
 
     digest: Digest
@@ -125,7 +148,7 @@ class SharedTree:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a shared tree's root now stands, by which form, and why not by a faster one."""
+    """Where a root of a shared tree was placed, in which form, and why in no faster one."""
 
     target: str
     form: Form
@@ -137,12 +160,13 @@ class Placement:
 def absolute(path: str) -> str:
     """The normal absolute form of a root or target, symlinks in its parents resolved.
 
-    The last part is kept as it is: a target that is itself a symlink is for the caller to judge.
+    The last part is kept as it is: whether a target may itself be a symlink is the caller's
+    decision.
     """
     full = os.path.abspath(path)
     parent, name = os.path.split(full)
     return os.path.join(os.path.realpath(parent), name) if name else full
 
 
-Targets = Mapping[str, str]
-Exclude = Sequence[str]
+def no_step(_name: str) -> None:
+    """The `Step` of a caller that injects no faults."""

@@ -4,9 +4,9 @@ Terms, all in seconds: the holder has held the lease for `held_s`; past installs
 publications `publish_s`, restores `restore_s`; we have waited for `waited_s`.
 
 `auto` waits only while the holder's expected finish plus our restore is no later than our own
-plain install would be. Without past times it never waits. The bound also holds over the whole
-wait: at the latest when a plain install begun at our arrival would leave no time to restore, we
-install; so a holder that is late costs at most the time of one install.
+plain install would be. Without past times it never waits. The bound holds for the whole wait as
+well: we install at the latest when a plain install begun at our start would leave no time to
+restore; so a holder that is late costs at most the time of one install.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bootseer.depsnap.settings import Wait
 
-# A holder this much over its expected time is not believed any more.
-OVERDUE = 1.25
+_OVERDUE = 1.25
+"""A holder this much over its expected time is not expected to finish."""
 
 
 def keep_waiting(
     policy: Wait, past: Times | None, held_s: float, waited_s: float, limit_s: float
 ) -> bool:
-    """True to look again a little later, False to install plainly now."""
+    """True to look again later, False to install plainly now."""
     if policy == "never" or waited_s >= limit_s:
         return False
     if policy == "always":
@@ -32,7 +32,7 @@ def keep_waiting(
     if past is None:
         return False
     whole_s = past.install_s + past.publish_s
-    if held_s > whole_s * OVERDUE:
+    if held_s > whole_s * _OVERDUE:
         return False
     remaining_s = max(0.0, whole_s - held_s)
     if remaining_s + past.restore_s > past.install_s:

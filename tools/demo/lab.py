@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootseer.depsnap.shared_tree import tree
+from bootseer.depsnap.shared_tree import forms
 from bootseer.errors import NotSupportedError
 from tools.demo import checkpoints
 from tools.demo.images import Images
@@ -118,7 +118,7 @@ class Lab:
         checkpoints.take_down(self.mounted, [self.fetched])
         self.images.take_down()
         if os.path.lexists(self.venv):
-            tree.unplace(str(self.venv), str(self.cache / "trees"))
+            forms.unplace(str(self.venv), str(self.cache / "trees"))
 
     def _base_again(self) -> None:
         if self.venv.is_symlink():

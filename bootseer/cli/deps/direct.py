@@ -175,7 +175,7 @@ def run(
     command = list(install)
     from bootseer.depsnap.key import install_roots
 
-    install_roots.begin_asking(
+    install_roots.begin_to_ask(
         command, os.environ, os.getcwd()
     )  # while all that follows is imported
     from bootseer.depsnap import run as runs

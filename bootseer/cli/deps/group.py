@@ -171,21 +171,22 @@ def key_command(
     **rest: Any,
 ) -> int:
     """Print the key that `deps run` would use for INSTALL now."""
-    from bootseer.depsnap import plan_run
+    from bootseer.depsnap import run_plan
     from bootseer.depsnap.key import uv_run
 
     settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
     words = _words(install)
     words = uv_run.sync_of(words, settings.environ, settings.cwd) or words
-    found = plan_run.find_target(settings, words)
-    key = plan_run.prepare(settings, words, found, plan_run.resolution_of(settings, found)).key
+    target = run_plan.find_target(settings, words)
+    resolution = run_plan.new_resolution(settings, target)
+    key = run_plan.prepare(settings, words, target, resolution).key
     if as_json:
         import json
 
         body: dict[str, object] = {"key": key.digest}
         body["decided_by"] = "inputs" if key.closed else "pins" if key.all_exact else "index"
         body["ingredients"] = key.explain()
-        body["roots"] = [{"path": r.path, "why": r.why} for r in found.roots]
+        body["roots"] = [{"path": r.path, "why": r.why} for r in target.roots]
         click.echo(json.dumps(body, indent=1))
         return 0
     click.echo(key.digest)
@@ -193,7 +194,7 @@ def key_command(
         width = max(len(i.name) for i in key.ingredients)
         for ingredient in key.ingredients:
             click.echo(f"{ingredient.name:<{width}}  {ingredient.value}")
-        for root in found.roots:
+        for root in target.roots:
             click.echo(f"{'root':<{width}}  {root.path} ({root.why})")
     return 0
 

@@ -19,7 +19,7 @@ from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, Usag
 
 if TYPE_CHECKING:
     from bootseer.depsnap.format.index_records import Index
-    from bootseer.depsnap.store.records import Found
+    from bootseer.depsnap.store.records import Published
     from bootseer.storage.store import Store
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -41,31 +41,31 @@ def _full_key(store: Store, prefix: str) -> str:
     """The one key that starts so. Raises NotFoundError and, for several, UsageError."""
     from bootseer.depsnap.store import records
 
-    found = [k for k in records.keys(store) if k.startswith(prefix)]
-    if not found:
+    keys = [k for k in records.list_keys(store) if k.startswith(prefix)]
+    if not keys:
         raise NotFoundError(f"no snapshot {prefix} in {store.url}; `bootseer deps ls` lists them")
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} snapshots start with {prefix}; give more of the key")
-    return found[0]
+    if len(keys) > 1:
+        raise UsageError(f"{len(keys)} snapshots start with {prefix}; give more of the key")
+    return keys[0]
 
 
-def _named(store: Store, name: str, sign_key: str | None = None) -> Found:
+def _find(store: Store, name: str, sign_key: str | None = None) -> Published:
     """The snapshot KEY:N, or the newest usable one of KEY."""
-    from bootseer.depsnap.store import records
+    from bootseer.depsnap.store import record_file, records
 
     prefix, colon, number = name.partition(":")
     if colon and not number.isdecimal():
         raise UsageError(f"{name}: behind the colon stands a number, as `bootseer deps ls` prints")
     key = _full_key(store, prefix)
-    secret = records.read_sign_key(sign_key)
+    secret = record_file.read_sign_key(sign_key)
     if colon:
-        one = [int(number)], records.generations(store, key)[1]
-        found = next(records.usable(store, key, secret, one), None)
+        one = [int(number)], records.list_generations(store, key)[1]
+        published = next(records.find_usable(store, key, secret, one), None)
     else:
-        found = records.current(store, key, secret)
-    if found is None:
+        published = records.find_newest(store, key, secret)
+    if published is None:
         raise NotFoundError(f"nothing usable is published for {name} in {store.url}")
-    return found
+    return published
 
 
 def _size(count: float) -> str:
@@ -120,18 +120,18 @@ def restore_command(
     **rest: Any,
 ) -> int:
     """Put the snapshot KEY (or the start of its key) in place, and say by which form and why."""
-    from bootseer.depsnap import plan_run
-    from bootseer.depsnap.restore import restore
+    from bootseer.depsnap import placement
+    from bootseer.depsnap.restore import commit
 
     opened = _open(store)
-    record = _named(opened, key, sign_key).record
+    record = _find(opened, key, sign_key).record
     pairs = dict(_pair(text, record.roots) for text in moved)
     targets = {root: pairs.get(root, root) for root in record.roots}
     settings = settings_of(store, cache, sign_key=sign_key, writable=not read_only, **rest)
     for place in targets.values():
-        restore.recover(place)
+        commit.recover(place)
     begun = time.monotonic()
-    done = plan_run.place(opened, settings, record, targets)
+    done = placement.place(opened, settings, record, targets)
     took_s = time.monotonic() - begun
     if as_json:
         body = {"key": record.key, **dataclasses.asdict(done), "seconds": round(took_s, 4)}
@@ -157,13 +157,13 @@ def ls_command(store: str | None, as_json: bool) -> int:
 
     opened = _open(store)
     rows: list[dict[str, Any]] = []
-    for key in records.keys(opened):
+    for key in records.list_keys(opened):
         damaged: list[BootseerError] = []
         try:
-            usable = records.usable(opened, key, on_damaged=damaged.append)
+            usable = records.find_usable(opened, key, on_damaged=damaged.append)
             rows.extend(
-                {**dataclasses.asdict(found.record), "generation": found.generation}
-                for found in usable
+                {**dataclasses.asdict(published.record), "generation": published.generation}
+                for published in usable
             )
         except BootseerError as error:
             damaged.append(error)
@@ -195,16 +195,16 @@ def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> 
 
     KEY:N is a certain one of the key's, KEY the newest."""
     from bootseer.config.loading import default_cache
-    from bootseer.depsnap.format import archive
-    from bootseer.depsnap.store import archive_access, records
+    from bootseer.depsnap.format.index import read_index
+    from bootseer.depsnap.store import archive_access, record_file
 
     opened = _open(store)
-    record = _named(opened, key).record
-    with archive_access.archive_path(opened, record, default_cache()) as path:
-        index = archive.read_index(
+    record = _find(opened, key).record
+    with archive_access.local_archive(opened, record, default_cache()) as path:
+        index = read_index(
             path,
             expected_digest=record.archive.index_digest,
-            limits=records.limits_of(record),
+            limits=record_file.limits_of(record),
         )
     packages = _packages(index)
     deleted = {root.root: list(root.deleted) for root in index.roots if root.deleted}
@@ -264,11 +264,11 @@ def verify_command(
     key: str | None, store: str | None, sign_key: str | None, mark: bool, as_json: bool
 ) -> int:
     """Read KEY, or every snapshot, whole and check each byte. Exit code 6 when one is bad."""
-    from bootseer.depsnap.store import records
+    from bootseer.depsnap.store import record_file, records
 
     opened = _open(store)
-    wanted = [_full_key(opened, key)] if key else records.keys(opened)
-    secret = records.read_sign_key(sign_key)
+    wanted = [_full_key(opened, key)] if key else records.list_keys(opened)
+    secret = record_file.read_sign_key(sign_key)
     rows = [row for each in wanted for row in _verify(opened, each, secret, mark)]
     if key and not rows:
         raise NotFoundError(f"nothing usable is published for {key} in {opened.url}; see `deps ls`")
@@ -291,34 +291,35 @@ def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
     rows: list[dict[str, Any]] = []
 
-    def tell(problem: str, generation: int, *, unsigned: bool = False) -> None:
+    def report(problem: str, generation: int, *, unsigned: bool = False) -> None:
         rows.append({"key": key, "generation": generation, "problem": problem})
         if mark and problem and generation and not unsigned:
             records.condemn(store, key, generation, problem)
 
-    def tell_damaged(error: records.BadRecordError) -> None:
-        tell(str(error), error.generation, unsigned=error.unsigned)
+    def report_damaged(error: records.BadRecordError) -> None:
+        report(str(error), error.generation, unsigned=error.unsigned)
 
     try:
-        for found in records.usable(store, key, sign_key, on_damaged=tell_damaged):
-            tell(_problem_of(store, found), found.generation)
+        for published in records.find_usable(store, key, sign_key, on_damaged=report_damaged):
+            report(_problem_of(store, published), published.generation)
     except (CorruptDataError, NotFoundError) as error:
-        tell(str(error), 0)
+        report(str(error), 0)
     return rows
 
 
-def _problem_of(store: Store, found: Found) -> str:
+def _problem_of(store: Store, published: Published) -> str:
     """Read one snapshot whole: what is wrong with it, or nothing."""
     from bootseer.config.loading import default_cache
-    from bootseer.depsnap.format import archive
-    from bootseer.depsnap.store import archive_access, records
+    from bootseer.depsnap.format.index import read_index
+    from bootseer.depsnap.format.verifier import verify
+    from bootseer.depsnap.store import archive_access, record_file
 
-    record = found.record.archive
-    limits = records.limits_of(found.record)
+    archive = published.record.archive
+    limits = record_file.limits_of(published.record)
     try:
-        with archive_access.archive_path(store, found.record, default_cache()) as path:
-            index = archive.read_index(path, expected_digest=record.index_digest, limits=limits)
-            if archive.verify(path, index) != record.tree_digest:
+        with archive_access.local_archive(store, published.record, default_cache()) as path:
+            index = read_index(path, expected_digest=archive.index_digest, limits=limits)
+            if verify(path, index) != archive.tree_digest:
                 raise CorruptDataError("its content has another digest than its record says")
     except (CorruptDataError, NotFoundError) as error:
         return str(error)
@@ -352,7 +353,7 @@ def gc_command(
     opened = _open(store)
     age_s = None if max_age is None else max_age * DAY_S
     removals: list[gc.Removal] = []
-    if records.keys(opened):
+    if records.list_keys(opened):
         states = gc.survey(opened)
         removals = gc.plan(states, gc.now_s(opened), max_age_s=age_s, max_size_bytes=max_size)
     trees = []

@@ -1,6 +1,6 @@
-"""What a scan of a root saw, and what lies between two scans.
+"""The entries that a scan of a root saw, and the differences between two scans.
 
-Apart from `model`, which every start imports: only a start that installs scans.
+Not in `types`, which every start imports: a start that restores scans nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bootseer.light_dataclasses import dataclass
 
 
 class Entry(NamedTuple):
-    """One scanned thing. A named tuple: a scan makes 100,000 of them a second.
+    """One scanned file, directory or link. A named tuple: a scan makes 100,000 of them a second.
 
     `kind` is FILE, DIRECTORY, SYMLINK or OTHER; files with `nlink` > 1 and the same (`dev`,
     `ino`) are hard links of each other. `size` and `blocks` (512 bytes each) are 0 for all but
@@ -40,19 +40,18 @@ class Entry(NamedTuple):
 class Tree:
     """All that a scan saw below `root`, by path, parents before children.
 
-    `vanished` counts entries that went away while the scan ran, `unreadable` names directories
-    that could not be listed (another user's): their contents are unknown, not empty.
+    `vanished` counts entries that were removed while the scan ran. Nothing is known of the contents
+    of directories that could not be listed (another user's).
     """
 
     root: str
     entries: Mapping[str, Entry]
     vanished: int = 0
-    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An entry that is there before and after. `content` is False where only metadata differs."""
+    """An entry that both scans saw. `content` is False where only its metadata differs."""
 
     entry: Entry
     content: bool
@@ -60,10 +59,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What happened below `root` between two scans.
+    """What changed below `root` between two scans.
 
-    `parents` are the unchanged directories above anything added or changed: an archive carries
-    them so that it can be unpacked on its own, a restore leaves existing ones as they are.
+    `parents` are the unchanged directories above anything added or changed: an archive has them
+    so that it can be unpacked on its own, a restore leaves existing ones as they are.
     """
 
     root: str
@@ -74,14 +73,15 @@ class Delta:
 
     @property
     def empty(self) -> bool:
+        """Whether nothing changed."""
         return not (self.added or self.changed or self.deleted)
 
 
 @dataclass(frozen=True, slots=True)
 class RootDelta:
-    """What an archive shall hold of one root: entries with every parent up to the root.
+    """What an archive is to hold of one root: entries with every parent up to the root.
 
-    `implied` are the paths of directories that are only there as parents.
+    `implied` are the paths of directories that are in it as parents only.
     """
 
     root: str
@@ -91,14 +91,14 @@ class RootDelta:
 
     @classmethod
     def of_delta(cls, delta: Delta) -> RootDelta:
-        """Everything a delta added or changed."""
+        """All that a delta added, changed or deleted."""
         changed = tuple(change.entry for change in delta.changed)
         entries = (*delta.parents, *delta.added, *changed)
         return cls(delta.root, entries, delta.deleted, frozenset(e.path for e in delta.parents))
 
     @classmethod
     def of_tree(cls, tree: Tree) -> RootDelta:
-        """A whole tree as it stands, for a root that did not exist before."""
+        """A whole tree, for a root that did not exist before."""
         return cls(tree.root, tuple(tree.entries.values()))
 
 

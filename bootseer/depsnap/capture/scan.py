@@ -1,4 +1,4 @@
-"""Read a directory tree's metadata fast, and tell what changed between two readings."""
+"""Read a directory tree's metadata fast, and compare two readings of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from bootseer.errors import from_os_error
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: SYMLINK}
 
 
-def scan(root: str, *, exclude: Sequence[str] = (), one_file_system: bool = False) -> Tree:
+def scan(root: str, *, exclude: Sequence[str] = ()) -> Tree:
     """Read everything below `root`; a root that does not exist gives an empty tree.
 
-    `exclude` holds absolute paths (pruned with all below them) and, without a slash, shell
+    `exclude` holds absolute paths (left out with all below them) and, without a slash, shell
     patterns for names (`*.tmp`, `__pycache__`). Entries that vanish meanwhile are counted, not
-    errors. With `one_file_system`, mount points are entered no further than their own directory.
-    Raises AccessDeniedError or another mapped error when the root itself cannot be read.
+    errors. Raises AccessDeniedError or another mapped error when the root itself cannot be read.
     """
     root = os.path.abspath(root)
     try:
@@ -33,16 +32,16 @@ def scan(root: str, *, exclude: Sequence[str] = (), one_file_system: bool = Fals
         raise from_os_error(error, f"scan {root}") from error
     if not stat.S_ISDIR(top.st_mode):
         raise from_os_error(NotADirectoryError(20, "not a directory"), f"scan {root}")
-    walker = _Walker(root, _excluder(exclude), top.st_dev if one_file_system else None)
+    walker = _Walker(root, _excluded_by(exclude))
     with _collector_paused():
         walker.add("", root, top)
         walker.walk()
-    return Tree(root, walker.entries, walker.vanished, tuple(walker.unreadable))
+    return Tree(root, walker.entries, walker.vanished)
 
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk the growing records again and again."""
+    """Pause garbage collection, which would walk the growing records again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -52,52 +51,49 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _excluder(exclude: Sequence[str]) -> Callable[[str, str], bool]:
-    """A test of (absolute path, name); our own staging places are always out."""
+def _excluded_by(exclude: Sequence[str]) -> Callable[[str, str], bool]:
+    """A test of (absolute path, name); it excludes our own staging directories as well."""
     paths = frozenset(os.path.abspath(p) for p in exclude if "/" in p)
     patterns = [p for p in exclude if "/" not in p]
     if not patterns:
         return lambda path, name: path in paths or name.startswith(WORK_PREFIX)
     import fnmatch
 
-    alike = [re.escape(WORK_PREFIX), *(fnmatch.translate(p) for p in patterns)]
-    names = re.compile("|".join(alike)).match
-    return lambda path, name: path in paths or names(name) is not None
+    alternatives = [re.escape(WORK_PREFIX), *(fnmatch.translate(p) for p in patterns)]
+    match = re.compile("|".join(alternatives)).match
+    return lambda path, name: path in paths or match(name) is not None
 
 
 class _Walker:
     """State of one scan; depth first, names sorted, so that the order is the archive's."""
 
-    def __init__(self, root: str, excluded: Callable[[str, str], bool], device: int | None) -> None:
+    def __init__(self, root: str, excluded: Callable[[str, str], bool]) -> None:
         self.root = root
         self.excluded = excluded
-        self.device = device
         self.entries: dict[str, Entry] = {}
         self.vanished = 0
-        self.unreadable: list[str] = []
 
     def walk(self) -> None:
         pending = [("", self.root)]
         while pending:
             relative, path = pending.pop()
-            below = self.directory(relative, path)
+            below = self._add_entries_of(relative, path)
             below.reverse()
             pending += below
 
-    def directory(self, relative: str, path: str) -> list[tuple[str, str]]:
+    def _add_entries_of(self, relative: str, path: str) -> list[tuple[str, str]]:
         """Add one directory's entries and return its sub-directories."""
         try:
             with os.scandir(path) as listing:
-                found = sorted(listing, key=_name)
+                items = sorted(listing, key=_name_of)
         except (FileNotFoundError, NotADirectoryError):
             self.vanished += 1
             return []
         except PermissionError:
-            self.unreadable.append(path)
             return []
         prefix = f"{relative}/" if relative else ""
         below = []
-        for item in found:
+        for item in items:
             if self.excluded(item.path, item.name):
                 continue
             try:
@@ -106,7 +102,7 @@ class _Walker:
             except (FileNotFoundError, NotADirectoryError):
                 self.vanished += 1
                 continue
-            if entry.kind == DIRECTORY and (self.device is None or entry.dev == self.device):
+            if entry.kind == DIRECTORY:
                 below.append((entry.path, item.path))
         return below
 
@@ -122,7 +118,7 @@ class _Walker:
             status.st_mtime_ns,
             status.st_size if is_file else 0,
             os.readlink(path) if kind == SYMLINK else "",
-            _xattrs(path) if kind in (FILE, DIRECTORY) else (),
+            _read_xattrs(path) if kind in (FILE, DIRECTORY) else (),
             status.st_dev,
             status.st_ino,
             status.st_nlink if is_file else 1,
@@ -133,11 +129,11 @@ class _Walker:
         return entry
 
 
-def _name(item: os.DirEntry[str]) -> str:
+def _name_of(item: os.DirEntry[str]) -> str:
     return item.name
 
 
-def _xattrs(path: str) -> XAttrs:
+def _read_xattrs(path: str) -> XAttrs:
     try:
         names = os.listxattr(path, follow_symlinks=False)
         if not names:
@@ -151,11 +147,11 @@ def _xattrs(path: str) -> XAttrs:
 
 
 def diff(before: Tree, after: Tree) -> Delta:
-    """What turned `before` into `after`, in `after`'s order.
+    """The changes from `before` to `after`, in `after`'s order.
 
     A file's content counts as changed when its mtime, size or inode differs, or when its ctime
-    does and nothing visible in its metadata explains that: whoever writes and then puts the
-    mtime back is still found. Directories differ by metadata only.
+    does and nothing visible in its metadata explains that: so a write is found even where the
+    mtime was set back. Directories differ by metadata only.
     """
     added, changed = [], []
     old, new = before.entries, after.entries
@@ -167,13 +163,13 @@ def diff(before: Tree, after: Tree) -> Delta:
             change = _compare(previous, entry)
             if change is not None:
                 changed.append(change)
-    gone = tuple(path for path in old if path not in new)
-    parents = _parents(after, [e.path for e in added] + [c.entry.path for c in changed])
-    return Delta(after.root, tuple(added), tuple(changed), gone, parents)
+    deleted = tuple(path for path in old if path not in new)
+    parents = _parents_of(after, [e.path for e in added] + [c.entry.path for c in changed])
+    return Delta(after.root, tuple(added), tuple(changed), deleted, parents)
 
 
 def _compare(old: Entry, new: Entry) -> Change | None:
-    metadata = _visible(old) != _visible(new)
+    metadata = _metadata_of(old) != _metadata_of(new)
     if old.kind != new.kind or old.target != new.target:
         return Change(new, content=True)
     if new.kind == DIRECTORY:
@@ -183,16 +179,16 @@ def _compare(old: Entry, new: Entry) -> Change | None:
     if metadata:
         return Change(new, content=False)
     if new.kind == FILE and old.ctime_ns != new.ctime_ns:
-        # A changed number of links explains a ctime; nothing of this entry itself changed then.
+        # A changed number of links explains a ctime; this entry itself did not change then.
         return None if old.nlink != new.nlink else Change(new, content=True)
     return None
 
 
-def _visible(entry: Entry) -> tuple[int, int, int, XAttrs]:
+def _metadata_of(entry: Entry) -> tuple[int, int, int, XAttrs]:
     return entry.mode, entry.uid, entry.gid, entry.xattrs
 
 
-def _parents(tree: Tree, paths: Sequence[str]) -> tuple[Entry, ...]:
+def _parents_of(tree: Tree, paths: Sequence[str]) -> tuple[Entry, ...]:
     """The directories above `paths` that are not among them, outermost first."""
     have = set(paths)
     missing: set[str] = set()

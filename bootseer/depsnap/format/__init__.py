@@ -1,1 +1,1 @@
-"""The archive: how it is laid out, written, read and checked."""
+"""The archive of a snapshot: its layout, its writer, its index and their checks."""

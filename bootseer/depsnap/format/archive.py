@@ -1,4 +1,4 @@
-"""Make an archive: an ordinary `.tar.zst` of independent frames with an index at its end."""
+"""Write an archive: an ordinary `.tar.zst` of independent frames with an index at its end."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from bootseer.depsnap.capture.entries import RootDelta, owners_of
-from bootseer.depsnap.format import index as index_format
 from bootseer.depsnap.format.index import VERSION, encode
-from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.format.packer import (
     Member,
-    Packed,
+    PackedFrame,
     Packer,
-    changed,
-    member_units,
-    members_of,
+    changed_error,
+    collect_members,
+    units_of_member,
 )
-from bootseer.depsnap.format.unit_layout import BLOCK
-from bootseer.depsnap.format.unit_layout import frames as plan_frames
-from bootseer.depsnap.format.verify import verify
-from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest, Limits
+from bootseer.depsnap.format.unit_layout import BLOCK, fill_frames
+from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, ArchiveInfo, Digest
 from bootseer.errors import UsageError, from_os_error
 from bootseer.system.atomic import Draft
 from bootseer.system.paths import is_within
-from bootseer.system.regular_files import write_fully
-
-__all__ = ["Index", "create", "read_index", "verify"]
 
 
 def create(
@@ -43,20 +36,20 @@ def create(
     """
     ordered = sorted(roots, key=lambda r: r.root)
     _check_roots(ordered)
-    members, skipped = members_of(ordered)
-    plan = plan_frames(
-        (number, member_units(number, member)) for number, member in enumerate(members)
+    members, skipped = collect_members(ordered)
+    plan = fill_frames(
+        (number, units_of_member(number, member)) for number, member in enumerate(members)
     )
     packer = Packer(ordered, members, level)
     workers = threads or len(os.sched_getaffinity(0))
     try:
         with Draft(path, mode=0o600, prefix=f".{os.path.basename(path)}.") as draft:
-            frames = packer.run(draft.fd, plan, workers)
+            frames = packer.run(draft.write, plan, workers)
             _check_unchanged(ordered, members)
             tree = packer.tree_digest()
             document = _document(ordered, members, frames, tree, skipped)
             tail, digest = encode(document)
-            write_fully(draft.fd, tail)
+            draft.write(tail)
             os.fchmod(draft.fd, 0o644)
             draft.publish()
     except OSError as error:
@@ -75,14 +68,6 @@ def create(
     )
 
 
-def read_index(path: str, *, expected_digest: Digest | None, limits: Limits | None = None) -> Index:
-    """Read and check an archive's index; without `expected_digest` only its form is checked.
-
-    Raises NotFoundError, CorruptDataError (altered, hostile or beyond `limits`).
-    """
-    return index_format.read(path, expected_digest=expected_digest, limits=limits or Limits())
-
-
 def _check_roots(roots: Sequence[RootDelta]) -> None:
     if not roots:
         raise UsageError("an archive needs at least one root")
@@ -95,7 +80,7 @@ def _check_roots(roots: Sequence[RootDelta]) -> None:
 
 
 def _check_unchanged(roots: Sequence[RootDelta], members: Sequence[Member]) -> None:
-    """Directories and symlinks have no data to check while reading; compare them at the end."""
+    """Compare directories and symlinks at the end: they have no data to check while reading."""
     for member in members:
         if member.kind not in (DIRECTORY, SYMLINK):
             continue
@@ -103,19 +88,19 @@ def _check_unchanged(roots: Sequence[RootDelta], members: Sequence[Member]) -> N
         try:
             now = os.lstat(path)
         except OSError as error:
-            raise changed(path) from error
+            raise changed_error(path) from error
         entry = member.entry
-        # A directory's mtime may move on: a job that already runs adds its `__pycache__` beside
-        # what was captured, and the archive holds what the scan saw.
-        touched = member.kind == SYMLINK and now.st_mtime_ns != entry.mtime_ns
-        if touched or (now.st_ino, now.st_uid) != (entry.ino, entry.uid):
-            raise changed(path)
+        # A directory's mtime may change: a job that already runs adds its `__pycache__` to what
+        # was captured, and the archive holds what the scan saw.
+        changed = member.kind == SYMLINK and now.st_mtime_ns != entry.mtime_ns
+        if changed or (now.st_ino, now.st_uid) != (entry.ino, entry.uid):
+            raise changed_error(path)
 
 
 def _document(
     roots: Sequence[RootDelta],
     members: Sequence[Member],
-    frames: Sequence[Packed],
+    frames: Sequence[PackedFrame],
     tree: Digest,
     skipped: Sequence[str],
 ) -> dict[str, Any]:

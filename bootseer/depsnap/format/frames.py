@@ -1,4 +1,4 @@
-"""Read one frame of an archive, verified."""
+"""Read and decompress one frame of an archive, verified."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 
 import zstandard
 
-from bootseer.depsnap.format.index import decompress
 from bootseer.depsnap.format.index_records import Frame
+from bootseer.depsnap.json_faults import ShapeError
 from bootseer.errors import CorruptDataError
 
 
@@ -27,3 +27,19 @@ def read_frame(descriptor: int, frame: Frame, decoder: zstandard.ZstdDecompresso
         return decompress(decoder, stored, frame.raw)
     except ValueError as error:
         raise CorruptDataError(f"the frame at byte {frame.offset}: {error}") from error
+
+
+def decompress(decoder: zstandard.ZstdDecompressor, stored: bytes, raw: int) -> bytes:
+    """One frame of exactly `raw` bytes; the frame's own size is checked before any output.
+
+    Raises ValueError.
+    """
+    try:
+        if zstandard.frame_content_size(stored) != raw:
+            raise ShapeError("a frame's own size differs from the index")
+        data = decoder.decompress(stored, max_output_size=raw or 1, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ShapeError(f"a frame cannot be decompressed ({error})") from error
+    if len(data) != raw:
+        raise ShapeError("a frame is shorter than it says")
+    return data

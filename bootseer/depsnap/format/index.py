@@ -1,4 +1,4 @@
-"""An archive's index: encoding, and decoding with every check a hostile one needs.
+"""An archive's index: encoded, and decoded with every check that a hostile one needs.
 
 The index is one zstd frame of ASCII JSON inside a skippable frame (RFC 8878) at the archive's
 end: `magic, length, index, stored length of the index (8 bytes), "bootseer"`, little-endian. Its
@@ -15,12 +15,14 @@ from typing import Any
 
 import zstandard
 
+from bootseer.depsnap.format.frames import decompress
 from bootseer.depsnap.format.index_checks import check
 from bootseer.depsnap.format.index_records import BadIndexError, Index
-from bootseer.depsnap.format.malformed import MALFORMED, ShapeError, fault
 from bootseer.depsnap.format.unit_layout import BLOCK
+from bootseer.depsnap.json_faults import MALFORMED, describe_fault
 from bootseer.depsnap.types import Digest, Limits
 from bootseer.errors import CorruptDataError, NotFoundError, from_os_error
+from bootseer.system.blocking_calls import call_in_process
 from bootseer.system.regular_files import open_to_read
 
 VERSION = 1
@@ -28,6 +30,7 @@ SKIPPABLE = 0x184D2A5E
 MAGIC = b"bootseer"
 _HEAD = struct.Struct("<II")
 _TAIL = struct.Struct("<Q8s")
+_FRAMES_END = struct.Struct("<Q")
 
 
 def encode(document: dict[str, Any]) -> tuple[bytes, Digest]:
@@ -39,23 +42,43 @@ def encode(document: dict[str, Any]) -> tuple[bytes, Digest]:
     return _HEAD.pack(SKIPPABLE, len(payload)) + payload, digest
 
 
-def read(path: str, *, expected_digest: Digest | None, limits: Limits) -> Index:
-    """Read and check the index of the archive at `path`.
+def read_index(
+    path: str,
+    *,
+    expected_digest: Digest | None,
+    limits: Limits | None = None,
+    stall_s: float | None = None,
+) -> Index:
+    """Read and check an archive's index; without `expected_digest` only its form is checked.
 
-    Raises NotFoundError, CorruptDataError (truncated, altered, hostile or beyond `limits`).
+    Raises NotFoundError, CorruptDataError (truncated, altered, hostile or beyond `limits`). With
+    `stall_s` the archive's file system may hang: DeadlineError where it takes longer.
     """
-    return _read_index(path, expected_digest, limits, detached=False)
+    bounds = limits or Limits()
+    if stall_s is None:
+        stored, frames_end = _load(path, bounds)
+    else:
+
+        def load() -> bytes:
+            stored, frames_end = _load(path, bounds)
+            return _FRAMES_END.pack(frames_end) + stored
+
+        reply = call_in_process(load, stall_s, path)
+        (frames_end,) = _FRAMES_END.unpack_from(reply)
+        stored = reply[_FRAMES_END.size :]
+    return _decode(path, stored, frames_end, expected_digest, bounds)
 
 
-def read_detached(path: str, *, expected_digest: Digest, limits: Limits) -> Index:
-    """`read` for a file that holds the index alone, its frames kept elsewhere or not at all."""
-    return _read_index(path, expected_digest, limits, detached=True)
+def read_detached_index(path: str, *, expected_digest: Digest, limits: Limits) -> Index:
+    """`read_index` for a file that holds the index only, without the frames."""
+    stored, _ = _load(path, limits)
+    return _decode(path, stored, None, expected_digest, limits)
 
 
-def load(path: str, limits: Limits) -> tuple[bytes, int]:
-    """The stored bytes of the index of the archive at `path`, and where its frames end.
+def _load(path: str, limits: Limits) -> tuple[bytes, int]:
+    """The stored bytes of the index of the archive at `path`, unchecked, and where its frames end.
 
-    Nothing of them is checked yet but that they are there. Raises as `read` does.
+    Raises as `read_index` does.
     """
     try:
         descriptor = open_to_read(path)
@@ -75,21 +98,14 @@ def load(path: str, limits: Limits) -> tuple[bytes, int]:
         os.close(descriptor)
 
 
-def _read_index(
-    path: str, expected_digest: Digest | None, limits: Limits, *, detached: bool
-) -> Index:
-    stored, frames_end = load(path, limits)
-    return decode(path, stored, None if detached else frames_end, expected_digest, limits)
-
-
-def decode(
+def _decode(
     path: str,
     stored: bytes,
     frames_end: int | None,
     expected_digest: Digest | None,
     limits: Limits,
 ) -> Index:
-    """Check and decode what `load` gave. `frames_end` is None for an index alone.
+    """Check and decode what `_load` gave. `frames_end` is None for an index without frames.
 
     Raises CorruptDataError.
     """
@@ -105,7 +121,7 @@ def decode(
         raise CorruptDataError(f"archive {path}: {error}; do not use it") from error
     except MALFORMED as error:
         raise CorruptDataError(
-            f"archive {path}: malformed index: {fault(error)}; do not use it"
+            f"archive {path}: malformed index: {describe_fault(error)}; do not use it"
         ) from error
 
 
@@ -129,22 +145,6 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
     data = os.pread(descriptor, size, offset)
     if len(data) != size:
         raise BadIndexError("truncated")
-    return data
-
-
-def decompress(decoder: zstandard.ZstdDecompressor, stored: bytes, raw: int) -> bytes:
-    """One frame of exactly `raw` bytes; the claim in the frame is checked before any output.
-
-    Raises ValueError.
-    """
-    try:
-        if zstandard.frame_content_size(stored) != raw:
-            raise ShapeError("a frame's own size differs from the index")
-        data = decoder.decompress(stored, max_output_size=raw or 1, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise ShapeError(f"a frame cannot be decompressed ({error})") from error
-    if len(data) != raw:
-        raise ShapeError("a frame is shorter than it says")
     return data
 
 

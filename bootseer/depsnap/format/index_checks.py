@@ -1,9 +1,9 @@
-"""Every check of an index that a hostile archive needs. Pure.
+"""The checks of an index, which may be of a hostile archive. Pure.
 
 The rules: each path is its root's or lies in a directory that the index itself holds, so nothing
 can leave the root or be written through a link; no path twice, in whatever spelling; no name of our
-own staging places, whose journals a later restore would obey; only files, directories and links;
-hard links only to files of the same root; no attribute that is a host's own; sizes, holes,
+own staging directories, whose journals a later restore would obey; only files, directories and
+links; hard links only to files of the same root; no attribute that is a host's own; sizes, holes,
 entries and frames within `Limits`; the frames cover the archive without gap and hold each file's
 data exactly once.
 """
@@ -33,8 +33,8 @@ from bootseer.depsnap.types import (
 
 
 def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Limits) -> Index:
-    """Raises BadIndexError, or what malformed JSON leads to. `end` is where the frames must end
-    (None: not known)."""
+    """Check an index's document and make it an `Index`; the frames must end at `end` (None: not
+    known). Raises BadIndexError, or what malformed JSON leads to (`json_faults.MALFORMED`)."""
     path = _strings(document["path"])
     count = len(path)
     if count > limits.entries:
@@ -76,7 +76,7 @@ def check(document: dict[str, Any], digest: Digest, end: int | None, limits: Lim
     )
     if any(kind[i] != DIRECTORY for i in index.implied):
         raise BadIndexError("something else than a directory is marked as a mere parent")
-    return _with_data(index, limits)
+    return _check_data(index, limits)
 
 
 def _columns(document: dict[str, Any], count: int) -> dict[str, list[int]]:
@@ -89,9 +89,9 @@ def _columns(document: dict[str, Any], count: int) -> dict[str, list[int]]:
     return columns
 
 
-def _with_data(index: Index, limits: Limits) -> Index:
-    """Check that frames hold each unit of each file exactly once; fill in `raw_bytes`."""
-    if index.logical_bytes > limits.total:  # before anything as long as the files claim to be
+def _check_data(index: Index, limits: Limits) -> Index:
+    """Check that frames hold each unit of each file exactly once; the index with `raw_bytes`."""
+    if index.logical_bytes > limits.total:  # before any list as long as the files claim to be
         raise BadIndexError(
             f"{index.logical_bytes} bytes of files are beyond the limit of {limits.total}"
         )
@@ -170,7 +170,7 @@ def _names(
             full = path[number]
             above, slash, name = full.rpartition("/")
             parent = directories.get(above, -1) if slash or name else -1
-            if (slash and not above) or parent < 0 or full in seen or not _plain(name, limits):
+            if (slash and not above) or parent < 0 or full in seen or not _is_safe(name, limits):
                 raise BadIndexError(f"unsafe or duplicate path {full!r}")
             seen.add(full)
             parents.append(parent)
@@ -178,7 +178,7 @@ def _names(
             if kind[number] == DIRECTORY:
                 directories[full] = number
         for full in root.deleted:
-            if full in seen or not all(_plain(part, limits) for part in full.split("/")):
+            if full in seen or not all(_is_safe(part, limits) for part in full.split("/")):
                 raise BadIndexError(f"unsafe deletion of {full!r}")
         longest = max((len(os.fsencode(p)) for p in seen if len(p) * 4 > limits.path), default=0)
         if longest > limits.path:
@@ -186,7 +186,7 @@ def _names(
     return parents, names
 
 
-def _plain(name: str, limits: Limits) -> bool:
+def _is_safe(name: str, limits: Limits) -> bool:
     if name in ("", ".", "..") or "\0" in name or "/" in name or name.startswith(WORK_PREFIX):
         return False
     # Two texts may be one name on disk, as "é" and its two bytes escaped.
@@ -249,7 +249,7 @@ def _segments(value: Any, kind: str, size: Sequence[int]) -> dict[int, tuple[Seg
 
 
 def _frames(value: Any, end: int | None, limits: Limits) -> list[Frame]:
-    """Frames stand back to back from the first byte to the index: no byte is unaccounted for."""
+    """The frames, back to back from the first byte to the index: no byte is unaccounted for."""
     out = []
     at = 0
     for stored, raw, digest, upto, flat in value:

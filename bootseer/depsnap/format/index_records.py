@@ -1,4 +1,4 @@
-"""An archive's table of contents, as records. Pure."""
+"""The records of an archive's index. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bootseer.depsnap.types import Digest, XAttrs
 
 
 class BadIndexError(Exception):
-    """A fault in the bytes, before the path is known."""
+    """A fault in the index's bytes; who catches it adds the archive's path."""
 
 
 class Frame(NamedTuple):
-    """One compressed frame: where it stands, its sizes, its sha256, and its units' places.
+    """One compressed frame: its offset, its sizes, its sha256, and its units' places.
 
-    `upto` is the number of entries whose headers stand in this frame or before; `units` is (entry,
-    block, offset in the raw frame) after each other.
+    `upto` is the number of entries whose headers are in this frame or before it; `units` is
+    (entry, block, offset in the raw frame), flat.
     """
 
     offset: int
@@ -71,9 +71,11 @@ class Index:
 
     @property
     def entries(self) -> int:
+        """How many entries there are."""
         return len(self.path)
 
     def units_of(self, entry: int) -> list[Unit]:
+        """The units of a file's data."""
         return units(entry, self.size[entry], self.segments.get(entry))
 
     def entry(self, number: int) -> Entry:
@@ -96,4 +98,5 @@ class Index:
         )
 
     def owners(self) -> frozenset[tuple[int, int]]:
+        """The distinct (uid, gid) pairs."""
         return frozenset(zip(self.uid, self.gid, strict=True))

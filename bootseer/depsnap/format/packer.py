@@ -1,4 +1,4 @@
-"""Choose, read, check and compress what goes into an archive."""
+"""The members of an archive: chosen, read, checked and compressed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,11 +16,17 @@ import zstandard
 
 from bootseer.depsnap.capture.entries import Entry, RootDelta
 from bootseer.depsnap.format import tar_writer
-from bootseer.depsnap.format.digest import TreeHasher
-from bootseer.depsnap.format.unit_layout import Segment, Unit, block_digest, content_digest, units
+from bootseer.depsnap.format.tree_digest import TreeHasher
+from bootseer.depsnap.format.unit_layout import (
+    FramePlan,
+    Segment,
+    Unit,
+    block_digest,
+    content_digest,
+    units,
+)
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, OTHER, SYMLINK, Digest
 from bootseer.errors import BusyError, UsageError, from_os_error
-from bootseer.system.regular_files import write_fully
 
 
 class Member(NamedTuple):
@@ -34,8 +40,8 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """One finished frame, as in `toc.Frame`, and its blocks' (entry, block, sha256).
+class PackedFrame:
+    """One compressed frame, as in `index_records.Frame`, and its blocks' (entry, block, sha256).
 
     `stored` is emptied once written.
     """
@@ -49,18 +55,18 @@ class Packed:
     digests: list[tuple[int, int, bytes]]
 
 
-def _order(entry: Entry) -> str:
+def _archive_order(entry: Entry) -> str:
     return entry.path.replace("/", "\0")
 
 
-def members_of(roots: Sequence[RootDelta]) -> tuple[list[Member], list[str]]:
-    """All members in archive order (depth first, by name), and what cannot be archived."""
+def collect_members(roots: Sequence[RootDelta]) -> tuple[list[Member], list[str]]:
+    """All members in archive order (depth first, by name), and paths that cannot be archived."""
     members: list[Member] = []
     skipped: list[str] = []
     for number, root in enumerate(roots):
         first: dict[tuple[int, int], str] = {}
         directories: set[str] = set()
-        for entry in sorted(root.entries, key=_order):
+        for entry in sorted(root.entries, key=_archive_order):
             if entry.kind == OTHER:
                 skipped.append(f"{root.root.rstrip('/')}/{entry.path}")
                 continue
@@ -83,12 +89,12 @@ def _member(number: int, root: str, entry: Entry, first: dict[tuple[int, int], s
             if original != entry.path:
                 return Member(number, entry, HARDLINK, original, None)
         if entry.blocks * 512 < entry.size:
-            segments = _data_segments(os.path.join(root, entry.path), entry.size)
+            segments = _find_data(os.path.join(root, entry.path), entry.size)
             return Member(number, entry, FILE, "", segments)
     return Member(number, entry, entry.kind, "", None)
 
 
-def _data_segments(path: str, size: int) -> tuple[Segment, ...] | None:
+def _find_data(path: str, size: int) -> tuple[Segment, ...] | None:
     """Where a file holds data, or None when it has no holes after all (compressed, inline)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -111,14 +117,15 @@ def _data_segments(path: str, size: int) -> tuple[Segment, ...] | None:
     return None if out == [(0, size)] else tuple(out)
 
 
-def member_units(number: int, member: Member) -> list[Unit]:
+def units_of_member(number: int, member: Member) -> list[Unit]:
+    """The units of a file's data; none of another member."""
     if member.kind != FILE:
         return []
     return units(number, member.entry.size, member.segments)
 
 
 class Packer:
-    """Reads, checks and compresses frames in threads; only `run` touches the archive."""
+    """Reads, checks and compresses frames in threads; only `run` writes to the archive."""
 
     def __init__(self, roots: Sequence[RootDelta], members: list[Member], level: int) -> None:
         self._roots = [r.root.rstrip("/") for r in roots]
@@ -129,32 +136,33 @@ class Packer:
         self.raw_bytes = 0
 
     def run(
-        self, descriptor: int, plan: list[list[tuple[int, Unit | None]]], workers: int
-    ) -> list[Packed]:
+        self, write: Callable[[bytes], None], plan: list[FramePlan], workers: int
+    ) -> list[PackedFrame]:
         """Write all frames and the tar's end; at most two frames a worker are in memory."""
-        done: list[Packed] = []
-        waiting: deque[Future[Packed]] = deque()
+        done: list[PackedFrame] = []
+        waiting: deque[Future[PackedFrame]] = deque()
+
+        def finish(packed: PackedFrame) -> None:
+            write(packed.stored)
+            for entry, block, digest in packed.digests:
+                self._digests.setdefault(entry, {})[block] = digest
+            done.append(dataclasses.replace(packed, stored=b"", digests=[]))
+
         with ThreadPoolExecutor(workers) as pool:
             try:
                 for frame in plan:
                     if len(waiting) >= 2 * workers:
-                        self._finish(waiting.popleft().result(), descriptor, done)
-                    waiting.append(pool.submit(self._frame, frame))
+                        finish(waiting.popleft().result())
+                    waiting.append(pool.submit(self._pack, frame))
                 while waiting:
-                    self._finish(waiting.popleft().result(), descriptor, done)
+                    finish(waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
-        self._finish(self._compress([tar_writer.END], len(self._members), [], []), descriptor, done)
+        finish(self._compress([tar_writer.END], len(self._members), [], []))
         return done
 
-    def _finish(self, packed: Packed, descriptor: int, done: list[Packed]) -> None:
-        write_fully(descriptor, packed.stored)
-        for entry, block, digest in packed.digests:
-            self._digests.setdefault(entry, {})[block] = digest
-        done.append(dataclasses.replace(packed, stored=b"", digests=[]))
-
-    def _frame(self, frame: list[tuple[int, Unit | None]]) -> Packed:
+    def _pack(self, frame: FramePlan) -> PackedFrame:
         parts: list[bytes] = []
         flat: list[int] = []
         digests: list[tuple[int, int, bytes]] = []
@@ -182,7 +190,7 @@ class Packer:
         upto: int,
         flat: list[int],
         digests: list[tuple[int, int, bytes]],
-    ) -> Packed:
+    ) -> PackedFrame:
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             compressor = zstandard.ZstdCompressor(level=self._level, write_checksum=True)
@@ -190,10 +198,10 @@ class Packer:
         raw = b"".join(parts)
         stored = compressor.compress(raw)
         digest = hashlib.sha256(stored).hexdigest()
-        return Packed(stored, len(stored), len(raw), digest, upto, flat, digests)
+        return PackedFrame(stored, len(stored), len(raw), digest, upto, flat, digests)
 
     def _read(self, member: Member, unit: Unit) -> bytes:
-        """One unit's bytes, checked before and after to belong to the file that was scanned."""
+        """One unit's bytes; before and after reading, the file must be the one that was scanned."""
         path = f"{self._roots[member.root]}/{member.entry.path}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -208,33 +216,35 @@ class Packer:
         finally:
             os.close(descriptor)
         if len(data) != unit.size:
-            raise changed(path)
+            raise changed_error(path)
         return data
 
     def tree_digest(self) -> Digest:
-        """The digest of all members and contents; see `digest.TreeHasher`."""
+        """The digest of all members and contents; see `tree_digest.TreeHasher`."""
         hasher = TreeHasher()
         current = -1
         for number, member in enumerate(self._members):
             if member.root != current:
                 current = member.root
-                hasher.root(self._roots[current] or "/")
+                hasher.add_root(self._roots[current] or "/")
             entry = member.entry
             content = b""
             if member.kind == FILE:
                 content = content_digest(entry.size, self._digests[number])
                 self.raw_bytes += data_size(member)
-            hasher.entry(entry._replace(kind=member.kind, target=member.link), content)
+            hasher.add_entry(entry._replace(kind=member.kind, target=member.link), content)
         return hasher.digest()
 
 
 def is_first(member: Member, unit: Unit) -> bool:
+    """Whether a unit is the first of its file."""
     if member.segments:
         return unit.segments[0][0] == member.segments[0][0]
     return unit.block == 0
 
 
 def is_last(member: Member, unit: Unit) -> bool:
+    """Whether a unit is the last of its file."""
     if not unit.segments:
         return True
     end = member.segments[-1] if member.segments else (0, member.entry.size)
@@ -249,7 +259,7 @@ def data_size(member: Member) -> int:
 
 
 def header(root: str, member: Member) -> bytes:
-    """The tar header of one member; names are the absolute ones less the leading slash."""
+    """The tar header of one member; names are the absolute ones without the leading slash."""
     entry = member.entry
     base = root.strip("/")
     path = "/".join(filter(None, (base, entry.path))) or "."
@@ -273,11 +283,12 @@ def header(root: str, member: Member) -> bytes:
 def _check_same(path: str, entry: Entry, now: os.stat_result) -> None:
     seen = (now.st_size, now.st_mtime_ns, now.st_ino, now.st_dev)
     if seen != (entry.size, entry.mtime_ns, entry.ino, entry.dev):
-        raise changed(path)
-    # A ctime also moves when another program makes a hard link, which is none of our business.
+        raise changed_error(path)
+    # A ctime also changes when another program makes a hard link, which leaves the file as it is.
     if now.st_nlink == entry.nlink == 1 and now.st_ctime_ns != entry.ctime_ns:
-        raise changed(path)
+        raise changed_error(path)
 
 
-def changed(path: str) -> BusyError:
+def changed_error(path: str) -> BusyError:
+    """The error of packing a file that is being changed."""
     return BusyError(f"{path} changed while it was being packed; wait until nothing writes there")

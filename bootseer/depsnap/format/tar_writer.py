@@ -1,4 +1,4 @@
-"""Tar headers as GNU tar and libarchive read them: ustar with POSIX pax records. Pure.
+"""Write tar headers that GNU tar and libarchive read: ustar with POSIX pax records. Pure.
 
 Sources: POSIX.1-2017 `pax` (ustar and extended headers), the GNU tar manual ("Sparse Formats",
 PAX format version 1.0) and the `SCHILY.xattr.` convention for extended attributes.

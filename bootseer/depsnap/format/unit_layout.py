@@ -1,8 +1,9 @@
-"""Where a file's bytes stand in an archive: blocks, units and frames. Pure.
+"""Where a file's bytes are in an archive: blocks, units and frames. Pure.
 
-A file is cut into *blocks* of `BLOCK` bytes at fixed offsets. What of one block is not a hole is
-a *unit*: its segments, back to back. Units fill *frames*, each compressed on its own; a file of
-at most one block is never split. An empty file, or one that is all hole, is one unit of no bytes.
+A file is cut into *blocks* of `BLOCK` bytes at fixed offsets. The data of one block, without its
+holes, is a *unit*: its segments, back to back. Units fill *frames*, each compressed on its own; a
+file of at most one block is never split. An empty file, or one that is a single hole, is one unit
+of no bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ BLOCK = 4 << 20
 FRAME = 4 << 20
 # Headers alone fill a frame of empty files; this keeps its unit list short.
 FRAME_UNITS = 4096
+_HEADERS_BYTES = 1536
+"""What a member's headers usually take, for filling frames."""
 
 Segment = tuple[int, int]
 """(offset, length) within a file."""
@@ -52,19 +55,20 @@ def units(entry: int, size: int, data: Sequence[Segment] | None = None) -> list[
     ]
 
 
-def frames(members: Iterable[tuple[int, list[Unit]]]) -> list[list[tuple[int, Unit | None]]]:
-    """Fill frames with (header bytes, units) members in order.
+FramePlan = list[tuple[int, Unit | None]]
+"""A frame's content: (entry, unit) in order. A member's header goes before its first unit; a unit
+of None stands for a member that has headers only (directory, link)."""
 
-    Each frame lists (entry, unit); a header goes before its member's first unit, and a unit of
-    None stands for a member of headers alone (directory, link).
-    """
-    out: list[list[tuple[int, Unit | None]]] = []
-    current: list[tuple[int, Unit | None]] = []
+
+def fill_frames(members: Iterable[tuple[int, list[Unit]]]) -> list[FramePlan]:
+    """Distribute the members, each an entry's number and its units, over frames, in order."""
+    out: list[FramePlan] = []
+    current: FramePlan = []
     filled = 0
     for entry, parts in members:
-        nothing: list[Unit | None] = [None]
-        for unit in parts or nothing:
-            need = 1536 + (unit.size if unit else 0)
+        headers_only: list[Unit | None] = [None]
+        for unit in parts or headers_only:
+            need = _HEADERS_BYTES + (unit.size if unit else 0)
             if current and (filled + need > FRAME or len(current) >= FRAME_UNITS):
                 out.append(current)
                 current, filled = [], 0
@@ -84,11 +88,11 @@ def content_digest(size: int, block_digests: dict[int, bytes]) -> bytes:
     """The digest of a file's content from its blocks' sha256, holes read as zeros.
 
     Up to one block it is the sha256 of the content; above, the sha256 of all blocks' sha256.
-    Blocks that are all hole may be missing from `block_digests`.
+    Blocks that are a single hole may be missing from `block_digests`.
     """
     if size <= BLOCK:
-        found = block_digests.get(0)
-        return hashlib.sha256(bytes(size)).digest() if found is None else found
+        only = block_digests.get(0)
+        return hashlib.sha256(bytes(size)).digest() if only is None else only
     whole = hashlib.sha256()
     last = (size - 1) // BLOCK
     for block in range(last + 1):

@@ -1,1 +1,1 @@
-"""What decides what an install produces: the command, its requirements, its roots."""
+"""What decides the result of an install: its command, its requirements, its roots."""

@@ -1,4 +1,4 @@
-"""Read an install command's words: which tool, for which Python, into which place (pure).
+"""Read the words of an install command: which tool, for which Python, into which place (pure).
 
 Which tool writes where follows pip's documented `--target`, `--prefix`, `--root`, `--user` and
 uv's `--python`, `--system`. A command that is none of pip, uv or venv is `other`.
@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import script as scripts
-from bootseer.depsnap.key.options import SYNC_VALUED, VALUED, VENV_VALUED, Options
-from bootseer.depsnap.key.script import Opened, Part
+from bootseer.depsnap.key.shell_script import UNREAD, Expanded, SimpleCommand, simple_commands
+from bootseer.depsnap.key.tool_options import SYNC_VALUED, VALUED, VENV_VALUED, OptionParser
 from bootseer.errors import UsageError
 from bootseer.events.redaction import is_secret_variable
 
@@ -23,25 +22,20 @@ if TYPE_CHECKING:
 
     Tool = Literal["pip", "uv", "uv-sync", "venv", "mkdir", "other"]
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_EXPORTED = r"(?s)[A-Za-z_][A-Za-z0-9_]*(?:=.*)?"
-_UNKNOWN = "$"  # no value that a shell assigns as it stands
-_CONDITIONS = re.compile(r"\(|\|\||&&[^;\n]*\bexport\b[^;\n]*[;\n]")
-"""In a script: what lets its variables be those of some of its commands alone."""
 _PIP = re.compile(r"pip[0-9.]*")
 _PYTHON = re.compile(r"python[0-9.]*")
-_UNSURE = re.compile(r"[$`*?\[{~]")
-"""What a shell makes something else of."""
-_NAMED = r"\$(?:(?=\w)|\{(?=\w+\}))([A-Za-z_]\w*)\}?"
-"""A variable in a word, whose value is looked at when it is known."""
-_SILENT = frozenset({"echo", "printf", "set", "export", "true", ":", "sleep", "umask", "pwd"})
-"""Commands that change nothing for others, and do not fail by what is on a machine."""
-_EVER = frozenset({"echo", "set", "export", "true", ":"})
-"""Those among them that no word makes fail."""
+_EXPANSION = re.compile(r"[$`*?\[{~]")
+"""What a shell expands."""
+_VARIABLE = r"\$(?:(?=\w)|\{(?=\w+\}))([A-Za-z_]\w*)\}?"
+"""A variable in a word."""
+_HARMLESS = frozenset({"echo", "printf", "set", "export", "true", ":", "sleep", "umask", "pwd"})
+"""Commands that change nothing for others, and whose failure depends on no machine."""
+_NEVER_FAILING = frozenset({"echo", "set", "export", "true", ":"})
+"""Those among them that fail for no argument."""
 _LEADING = frozenset({"cd", "exit"})
-"""Those that change nothing else, as long as a script ends where they fail."""
+"""Commands that change nothing else, as long as a script ends where they fail."""
 _FILTERS = frozenset({"tee", "cat", "head", "tail", "ts"})
-"""What may take the output of an install."""
+"""Commands that may read the output of an install."""
 _QUESTIONS = frozenset(
     (
         *("list", "freeze", "show", "check", "debug", "inspect", "index", "help", "hash", "tree"),
@@ -50,7 +44,7 @@ _QUESTIONS = frozenset(
 )
 """Commands of pip and `uv pip` that install nothing and write nothing that an install reads."""
 _WRITING = frozenset({"--log", "--report", "-o", "--output-file", "--output"})
-"""Their options that write a file all the same."""
+"""Their options that do write a file."""
 _QUESTIONS_OF_UV = (
     *(["version"], ["self", "version"], ["help"]),
     *(["cache", "dir"], ["cache", "clean"]),
@@ -65,15 +59,21 @@ _NAMING = (
     *("TARGET", "PREFIX", "ROOT", "PROJECT", "ENVIRONMENT", "WORKING_DIR", "WORKING_DIRECTORY"),
 )
 """Ends of the variables of pip and uv that name what they read, or where they write."""
-BUILDING = frozenset(
+BUILD_VARIABLES = frozenset(
     (
         *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
         *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"),
     )
 )
-BUILT_AS = ("SETUPTOOLS_SCM_", "PBR_", "PDM_BUILD_", "HATCH_BUILD_", "POETRY_DYNAMIC_VERSIONING")
+BUILD_PREFIXES = (
+    "SETUPTOOLS_SCM_",
+    "PBR_",
+    "PDM_BUILD_",
+    "HATCH_BUILD_",
+    "POETRY_DYNAMIC_VERSIONING",
+)
 """Beginnings of the variables that say which version is built, or how."""
-_NAMING_ALL = frozenset(
+_NAMING_OTHERS = frozenset(
     (
         *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
         *("PYTHONUSERBASE", "PYTHONPATH"),
@@ -83,12 +83,12 @@ _NAMING_ALL = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Install:
-    """One simple command as far as its destination is concerned. Paths are as written.
+    """What one simple command installs, and where. Paths are as written.
 
     `removes`: it only uninstalls. `folders` are the directories that a `mkdir` makes, `project`
-    is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` lets it run,
-    `settings_file` what its `--config-file` names; `variables` are those that the line gives it.
-    `doubt` says why something else may come of the line than what is read from it.
+    is what uv's `--project` names, `folder` where a `cd` or uv's `--directory` makes it run,
+    `settings_file` what its `--config-file` names; `variables` are those that the line assigns.
+    `doubt` says why the line may do something else than what is read from it.
     """
 
     tool: Tool
@@ -113,105 +113,8 @@ class Install:
     doubt: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Simple:
-    """A simple command: the variables that are assigned for it, its words, and the script's part.
-
-    `plain` as in `Script`; a command that is no script's shows its own failure.
-    """
-
-    variables: Mapping[str, str]
-    words: list[str]
-    part: Part
-    plain: bool = True
-
-
-def simple_commands(command: Sequence[str], given: Mapping[str, str] | None = None) -> list[Simple]:
-    """Split `sh -c 'a && b'` into its simple commands; another command is one of itself.
-
-    Each comes with the variables that are assigned for it, on top of those `given`.
-    """
-    variables, words = _assigned(command)
-    variables = {**(given or {}), **variables}
-    if not words:
-        return []
-    name = os.path.basename(words[0])
-    if name in ("sh", "bash", "dash", "ash"):  # a zsh reads files of its own before
-        options, script = _shell_script(words[1:])
-        if script is not None:
-            found = scripts.read(script, options, bash=name == "bash")
-            if isinstance(script, Opened) or "BASH_ENV" in variables:
-                found = dataclasses.replace(found, plain=False)
-            return _of_script(found, script, variables)
-    return [Simple(variables, words, Part(tuple(words), shows=True))]
-
-
-def _of_script(script: scripts.Script, text: str, variables: Mapping[str, str]) -> list[Simple]:
-    found: list[Simple] = []
-    values: dict[str, str] = {}
-    exported = dict(variables)
-    for part in script.parts:
-        assigned, words = _assigned(part.words)
-        if words and words[0] != "export":
-            inside = simple_commands(part.words, exported)
-            moves = any(i.words[0] == "cd" and i.words != words for i in inside)
-            leaves = moves or "exec" in part.words[: len(part.words) - len(words)]
-            for inner in inside:
-                shows = inner.part.shows and part.shows
-                own = dataclasses.replace(inner.part, shows=shows)
-                if inner.words == words:
-                    own = dataclasses.replace(part, words=inner.part.words)
-                plain = inner.plain and script.plain and not (leaves and part != script.parts[-1])
-                found.append(Simple(inner.variables, inner.words, own, plain))
-            continue
-        names_alone = all(re.fullmatch(_EXPORTED, word) for word in words[1:])
-        if part.writes or part.reads or not names_alone:
-            found.append(Simple({}, [":"], part, script.plain and names_alone))
-        named = [word.partition("=") for word in words[1:]]
-        values |= assigned | {name: value for name, equals, value in named if equals}
-        names = exported.keys() | {name for name, _, _ in named}
-        exported |= {name: value for name, value in values.items() if name in names}
-        # Whether the start exports it already, words do not tell, nor for which commands it is.
-        exported |= {name: _UNKNOWN for name in assigned if name not in exported}
-        if _CONDITIONS.search(text):
-            exported |= dict.fromkeys(values, _UNKNOWN)
-    return found
-
-
-def _assigned(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The variables that a simple command is given in front of its words, and these."""
-    words = list(command)
-    variables: dict[str, str] = {}
-    while words:
-        if _ASSIGNMENT.match(words[0]):
-            name, _, value = words[0].partition("=")
-            variables[name] = value
-        elif os.path.basename(words[0]) not in ("env", "exec", "command"):
-            break
-        words = words[1:]
-    return variables, words
-
-
-def _shell_script(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """A shell's own options, and the script that follows its `-c`."""
-    options: list[str] = []
-    rest = list(arguments)
-    while rest and rest[0][:1] == "-" and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
-        if word.startswith("--"):
-            options.append(word)
-            continue
-        if word != "-c":
-            options.append(word.replace("c", ""))
-        if "o" in word and rest:
-            options.append(rest.pop(0))
-        if "c" in word:
-            return options, rest[0] if rest else None
-    return options, None
-
-
 def plan(command: Sequence[str]) -> list[Install]:
-    """Every install that a command line visibly makes, in order; never raises."""
+    """Every install that a command line is seen to make, in order; never raises."""
     here: str | None = ""
     out: list[Install] = []
     doubts: list[str] = []
@@ -219,56 +122,57 @@ def plan(command: Sequence[str]) -> list[Install]:
     for simple in simple_commands(command):
         words, variables = simple.words, simple.variables
         if words[0] == "cd":
-            here = _moved(here, words[1:], command)
-        options = Options()
-        found = _plan_one(words, options)
-        doubts += filter(None, (_doubt(simple, found, before), options.doubt))
-        before = found
-        if found is None:
+            here = _folder_after_cd(here, words[1:], command)
+        parser = OptionParser()
+        install = _read_install(words, parser)
+        doubts += filter(None, (_doubt(simple, install, before), parser.doubt))
+        before = install
+        if install is None:
             continue
-        named = {n: v for n, v in variables.items() if _is_naming(n)}
-        plain = all(map(_is_plain, named.values())) and _is_plain(_searched(found, variables))
-        unknown = found.tool not in ("venv", "mkdir") and not plain
-        unknown = unknown or _is_open(found, words, variables)
-        if unknown or (here is None and _depends_on_place(found, named)):
-            found = Install("other", found.program)
+        naming = {n: v for n, v in variables.items() if _names_files(n)}
+        plain = all(map(_is_literal, naming.values()))
+        plain = plain and _is_literal(_search_path(install, variables))
+        unknown = install.tool not in ("venv", "mkdir") and not plain
+        unknown = unknown or _depends_on_expansion(install, words, variables)
+        if unknown or (here is None and _depends_on_folder(install, naming)):
+            install = Install("other", install.program)
         elif here:
-            found = dataclasses.replace(found, folder=os.path.join(here, found.folder))
-        told = tuple((name, value) for name, value in variables.items() if _is_plain(value))
-        out.append(dataclasses.replace(found, words=tuple(words), variables=told))
+            install = dataclasses.replace(install, folder=os.path.join(here, install.folder))
+        known = tuple((name, value) for name, value in variables.items() if _is_literal(value))
+        out.append(dataclasses.replace(install, words=tuple(words), variables=known))
     if not doubts:
         return out
     out = out or [Install("other", command[0])]
     return [dataclasses.replace(install, doubt=doubts[0]) for install in out]
 
 
-def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str:
-    """Why a command of a line may do something else than what is kept of it; "" where it cannot.
+def _doubt(simple: SimpleCommand, install: Install | None, before: Install | None) -> str:
+    """Why a command of a line may do something else than what is read from it; "" if it cannot.
 
-    `before` is the install just before it, whose output it may take.
+    `before` is the install just before it, whose output it may read.
     """
     part, program = simple.part, simple.words[0]
     if not simple.plain:
-        return scripts.UNREAD
+        return UNREAD
     if part.reads:
         return f"{program} reads a file in place of its input"
-    installs = found is not None and found.tool not in ("other", "mkdir")
+    installs = install is not None and install.tool not in ("other", "mkdir")
     if part.writes and not installs:
         return f"{program} writes a file"
     words = simple.words[1:]
-    if program in _SILENT:
-        fixed = program in _EVER or not any(isinstance(word, Opened) for word in words)
+    if program in _HARMLESS:
+        fixed = program in _NEVER_FAILING or not any(isinstance(word, Expanded) for word in words)
         fixed &= program != "printf" or words[:1] != ["-v"]
         return "" if fixed else f"what {program} does is not read from the script"
     if program == "cd" and "CDPATH" in simple.variables:
         return "CDPATH says where a script goes"
     if program in _FILTERS:
         plain = program == "tee" or all(word[:1] == "-" or word.isdigit() for word in words)
-        behind = part.piped and before is not None and plain
-        return "" if behind else f"what {program} tells or writes is not read from the script"
-    if found is not None and (part.piped or "-" in found.requirement_files):
+        follows = part.piped and before is not None and plain
+        return "" if follows else f"what {program} tells or writes is not read from the script"
+    if install is not None and (part.piped or "-" in install.requirement_files):
         return f"{program} reads what another command writes"
-    if not part.shows:
+    if not part.failure_shows:
         return (
             f"where {program} fails, the script goes on; begin it with `set -e`, or put `&&` "
             "between its commands"
@@ -276,54 +180,58 @@ def _doubt(simple: Simple, found: Install | None, before: Install | None) -> str
     return ""
 
 
-def _is_naming(variable: str) -> bool:
-    ours = variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
-    return ours or variable in _NAMING_ALL
+def _names_files(variable: str) -> bool:
+    """Whether a variable names what an install reads, or where it writes."""
+    of_tool = variable.startswith(("PIP_", "UV_")) and variable.upper().endswith(_NAMING)
+    return of_tool or variable in _NAMING_OTHERS
 
 
-def _searched(install: Install, variables: Mapping[str, str]) -> str:
+def _search_path(install: Install, variables: Mapping[str, str]) -> str:
     """The PATH that decides which Python it is for; "" where its words do, or it is the start's."""
     by_word = any("/" in word for word in (install.program, install.python or ""))
     return "" if by_word else variables.get("PATH", "")
 
 
-def _is_open(found: Install, words: Sequence[str], variables: Mapping[str, str]) -> bool:
+def _depends_on_expansion(
+    install: Install, words: Sequence[str], variables: Mapping[str, str]
+) -> bool:
     """Whether its shell decides by what it is run, what it reads, or where it writes."""
-    named = [found.program, found.python, found.target, found.prefix, found.root, found.project]
-    named += [found.folder, found.settings_file, *found.folders, *found.editable]
-    named += [*found.requirement_files, *found.constraint_files]
-    if any(isinstance(word, Opened) for word in named):
+    named = [install.program, install.python, install.target, install.prefix, install.root]
+    named += [install.project, install.folder, install.settings_file, *install.folders]
+    named += [*install.editable, *install.requirement_files, *install.constraint_files]
+    if any(isinstance(word, Expanded) for word in named):
         return True
-    opened = [word for word in words if isinstance(word, Opened)]
-    if any(_UNSURE.search(re.sub(_NAMED, "", word)) for word in opened):
+    expanded = [word for word in words if isinstance(word, Expanded)]
+    if any(_EXPANSION.search(re.sub(_VARIABLE, "", word)) for word in expanded):
         return True
-    if any(not _is_plain(variables.get(n, "")) for w in opened for n in re.findall(_NAMED, w)):
+    names = [name for word in expanded for name in re.findall(_VARIABLE, word)]
+    if not all(_is_literal(variables.get(name, "")) for name in names):
         return True
-    return any(not _is_plain(v) for name, v in variables.items() if _is_deciding(name))
+    return any(not _is_literal(v) for name, v in variables.items() if _decides_result(name))
 
 
-def _is_deciding(variable: str) -> bool:
-    """Whether a variable's value says what is installed, or how it is built."""
-    said = variable.startswith(("PIP_", "UV_", "VIRTUALENV_", *BUILT_AS))
-    return said or variable in BUILDING
+def _decides_result(variable: str) -> bool:
+    """Whether a variable's value decides what is installed, or how it is built."""
+    of_tool = variable.startswith(("PIP_", "UV_", "VIRTUALENV_", *BUILD_PREFIXES))
+    return of_tool or variable in BUILD_VARIABLES
 
 
-def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
-    """The requirements of a command line as the variables that it runs with make them.
+def expand_requirements(install: Install, environ: Mapping[str, str]) -> list[str]:
+    """The requirements of a command line with the variables that it runs with filled in.
 
-    Raises UsageError where they make options or paths of them.
+    Raises UsageError where they become options or paths.
     """
     out: list[str] = []
     for word in install.requirements:
-        if not isinstance(word, Opened):
+        if not isinstance(word, Expanded):
             out.append(word)
             continue
-        if any(map(is_secret_variable, re.findall(_NAMED, word))):
+        if any(map(is_secret_variable, re.findall(_VARIABLE, word))):
             raise UsageError(
                 f"a variable in {word} is named like a credential, which no key may hold; "
                 "name the install's directories with --also"
             )
-        words = re.sub(_NAMED, lambda found: environ.get(found[1], ""), word).split()
+        words = re.sub(_VARIABLE, lambda match: environ.get(match[1], ""), word).split()
         if any(w[:1] in "-.~" or re.search(r"[/$`*?\\{]|\.(?:whl|zip|t?gz)$", w) for w in words):
             raise UsageError(
                 f"what the variables in {word} name is read by the command alone; "
@@ -333,65 +241,66 @@ def filled_in(install: Install, environ: Mapping[str, str]) -> list[str]:
     return out
 
 
-def _is_plain(value: str) -> bool:
-    """Whether a shell assigns these very characters."""
+def _is_literal(value: str) -> bool:
+    """Whether a shell assigns exactly these characters."""
     return not value.startswith("~") and "$" not in value and "`" not in value
 
 
-def _moved(here: str | None, to: Sequence[str], command: Sequence[str]) -> str | None:
-    """Where a `cd` leads; None where words alone do not tell, or for how long."""
-    plain = len(to) == 1 and to[0][:1] != "-" and not _UNSURE.search(to[0])
-    plain = plain and ".." not in to[0].split("/")  # by the words of where it is, or by its links
+def _folder_after_cd(here: str | None, to: Sequence[str], command: Sequence[str]) -> str | None:
+    """Where a `cd` leads; None where the words do not show that, or for which commands."""
+    plain = len(to) == 1 and to[0][:1] != "-" and not _EXPANSION.search(to[0])
+    plain = plain and ".." not in to[0].split("/")  # it may go up by name, or by links
     if here is None or not plain or any("(" in word for word in command):
         return None
     return os.path.join(here, to[0])
 
 
-def _depends_on_place(found: Install, variables: Mapping[str, str]) -> bool:
-    """Whether it does something else in another directory, as far as words and variables tell."""
-    named = [*found.requirement_files, *found.constraint_files, *found.folders]
+def _depends_on_folder(install: Install, variables: Mapping[str, str]) -> bool:
+    """Whether it does something else in another directory, by its words and variables."""
+    named = [*install.requirement_files, *install.constraint_files, *install.folders]
     named += [word for value in variables.values() for word in value.split()]
-    named += [p for p in (found.target, found.prefix, found.root, found.project) if p]
-    named += [found.settings_file] if found.settings_file else []
-    named += [p for p in (found.python, found.program, *found.requirements) if p and "/" in p]
-    named += [p for p in found.requirements if p[:1] == "." or p.endswith(".whl")]
-    named += found.editable
+    named += [p for p in (install.target, install.prefix, install.root, install.project) if p]
+    named += [install.settings_file] if install.settings_file else []
+    named += [p for p in (install.python, install.program, *install.requirements) if p and "/" in p]
+    named += [p for p in install.requirements if p[:1] == "." or p.endswith(".whl")]
+    named += install.editable
     if any(not os.path.isabs(p) and "://" not in p and p != "-" for p in named):
         return True
-    if found.tool == "uv-sync":
-        return found.project is None
-    return found.tool == "uv" and found.python is None and not found.system
+    if install.tool == "uv-sync":
+        return install.project is None
+    return install.tool == "uv" and install.python is None and not install.system
 
 
-def _plan_one(words: Sequence[str], options: Options) -> Install | None:
+def _read_install(words: Sequence[str], parser: OptionParser) -> Install | None:
+    """What a simple command installs; None where it installs nothing."""
     program, name = words[0], os.path.basename(words[0])
     rest = list(words[1:])
-    if isinstance(program, Opened):
+    if isinstance(program, Expanded):
         return Install("other", program)
-    if program in _SILENT or program in _LEADING or program in _FILTERS:
+    if program in _HARMLESS or program in _LEADING or program in _FILTERS:
         return None
     if _PYTHON.fullmatch(name):
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
             valued = rest.pop(0) in ("-W", "-X")
             rest = rest[1:] if valued else rest
         if rest[:2] == ["-m", "pip"]:
-            return _pip(program, rest[2:], python=program, options=options)
+            return _read_pip(program, rest[2:], parser, python=program)
         if rest[:1] == ["-m"] and rest[1:2] in (["venv"], ["virtualenv"]):
-            return _venv(program, rest[2:], options)
+            return _read_venv(program, rest[2:], parser)
         return Install("other", program)
     if _PIP.fullmatch(name):
-        return _pip(program, rest, python=None, options=options)
+        return _read_pip(program, rest, parser, python=None)
     if name == "mkdir":
-        return _mkdir(program, rest)
+        return _read_mkdir(program, rest)
     if name == "virtualenv":
-        return _venv(program, rest, options)
+        return _read_venv(program, rest, parser)
     if name == "uv":
-        return _uv(program, rest, options)
+        return _read_uv(program, rest, parser)
     return Install("other", program)
 
 
-def _venv(program: str, rest: Sequence[str], told: Options) -> Install | None:
-    options, positional = told.read(rest, VENV_VALUED)
+def _read_venv(program: str, rest: Sequence[str], parser: OptionParser) -> Install | None:
+    options, positional = parser.parse(rest, VENV_VALUED)
     where = positional[0] if positional else (".venv" if os.path.basename(program) == "uv" else "")
     if not where:
         return None
@@ -400,73 +309,73 @@ def _venv(program: str, rest: Sequence[str], told: Options) -> Install | None:
     return Install("venv", program, python=_last(options, "-p", "--python"), target=where)
 
 
-def _pip(
-    program: str, rest: Sequence[str], *, python: str | None, options: Options
+def _read_pip(
+    program: str, rest: Sequence[str], parser: OptionParser, *, python: str | None
 ) -> Install | None:
-    found, positional = options.read(rest, VALUED)
+    options, positional = parser.parse(rest, VALUED)
     if positional[:1] == ["uninstall"]:
-        return _removal("pip", program, found, python)
+        return _removal("pip", program, options, python)
     if positional[:1] == ["install"]:
-        return _install("pip", program, found, positional[1:], python)
-    if positional and (positional[0] not in _QUESTIONS or not _WRITING.isdisjoint(found)):
+        return _install("pip", program, options, positional[1:], python)
+    if positional and (positional[0] not in _QUESTIONS or not _WRITING.isdisjoint(options)):
         return Install("other", program)
-    options.doubt = ""  # it only asks, whatever its options are
+    parser.doubt = ""  # it only asks, whatever its options are
     return None
 
 
-def _uv(program: str, rest: Sequence[str], told: Options) -> Install | None:
+def _read_uv(program: str, rest: Sequence[str], parser: OptionParser) -> Install | None:
     syncs = "sync" in rest and "pip" not in rest
-    options, positional = told.read(rest, SYNC_VALUED if syncs else VALUED)
-    found = _uv_alone(program, rest, options, positional, told)
+    options, positional = parser.parse(rest, SYNC_VALUED if syncs else VALUED)
+    install = _read_uv_command(program, rest, options, positional, parser)
     folder, file = (_last(options, name) or "" for name in ("--directory", "--config-file"))
-    return dataclasses.replace(found, folder=folder, settings_file=file) if found else None
+    return dataclasses.replace(install, folder=folder, settings_file=file) if install else None
 
 
-def _uv_alone(
+def _read_uv_command(
     program: str,
     rest: Sequence[str],
     options: Mapping[str, list[str]],
     positional: Sequence[str],
-    told: Options,
+    parser: OptionParser,
 ) -> Install | None:
-    """What uv does in the directory that it runs in."""
+    """What uv installs from the directory that it runs in."""
     python = _last(options, "-p", "--python")
     project = _last(options, "--project")
     if positional == ["sync"]:
         return Install("uv-sync", program, python=python, project=project)
     if positional[:1] == ["venv"]:
-        again = Options()
+        of_venv = OptionParser()
         before, after = rest[: rest.index("venv")], rest[rest.index("venv") + 1 :]
-        found = _venv(program, [*before, *after], again)
-        told.doubt = again.doubt
-        return found
+        install = _read_venv(program, [*before, *after], of_venv)
+        parser.doubt = of_venv.doubt
+        return install
     if positional[:2] == ["pip", "install"]:
         return _install("uv", program, options, positional[2:], python)
     if positional[:2] == ["pip", "uninstall"]:
         return _removal("uv", program, options, python)
     if positional[:2] == ["pip", "sync"]:
-        found = _install("uv", program, options, (), python)
-        return dataclasses.replace(found, requirement_files=tuple(positional[2:]))
+        install = _install("uv", program, options, (), python)
+        return dataclasses.replace(install, requirement_files=tuple(positional[2:]))
     asks = positional[:1] == ["pip"] and positional[1:2] and positional[1] in _QUESTIONS
     writes = not _WRITING.isdisjoint(options)
     if positional and (writes or not (asks or list(positional) in _QUESTIONS_OF_UV)):
         return Install("other", program)
-    told.doubt = ""  # as of pip
+    parser.doubt = ""  # as for pip
     return None
 
 
 def _removal(
     tool: Tool, program: str, options: Mapping[str, list[str]], python: str | None
 ) -> Install:
-    found = _install(tool, program, options, (), python)
-    return dataclasses.replace(found, removes=True)
+    install = _install(tool, program, options, (), python)
+    return dataclasses.replace(install, removes=True)
 
 
-def _mkdir(program: str, rest: Sequence[str]) -> Install:
-    """The directories that a `mkdir` makes; `other` where words alone do not tell them."""
+def _read_mkdir(program: str, rest: Sequence[str]) -> Install:
+    """The directories that a `mkdir` makes; `other` where its words do not show them."""
     plain = all(w in ("-p", "--parents", "-v", "--verbose", "-pv") for w in rest if w[:1] == "-")
     folders = tuple(w for w in rest if w[:1] != "-")
-    if not plain or not folders or any(_UNSURE.search(w) for w in folders):
+    if not plain or not folders or any(_EXPANSION.search(w) for w in folders):
         return Install("other", program)
     return Install("mkdir", program, folders=folders)
 
@@ -490,20 +399,20 @@ def _install(
         requirement_files=tuple(f for o in _REQUIREMENT for f in options.get(o, [])),
         constraint_files=(
             *(f for o in _CONSTRAINT for f in options.get(o, [])),
-            *map(group_file, options.get("--group", [])),
+            *map(_group_file, options.get("--group", [])),
         ),
         requirements=tuple(names),
         editable=(*options.get("-e", []), *options.get("--editable", [])),
     )
 
 
-def group_file(group: str) -> str:
+def _group_file(group: str) -> str:
     """The project file that describes a dependency group, as `--group` names it."""
     path, colon, _ = group.rpartition(":")
     named = path if colon else "pyproject.toml"
-    return Opened(named) if colon and isinstance(group, Opened) else named
+    return Expanded(named) if colon and isinstance(group, Expanded) else named
 
 
 def _last(options: Mapping[str, list[str]], *names: str) -> str | None:
-    found = [value for name in names for value in options.get(name, [])]
-    return found[-1] if found else None
+    values = [value for name in names for value in options.get(name, [])]
+    return values[-1] if values else None

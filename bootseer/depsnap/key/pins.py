@@ -1,4 +1,4 @@
-"""Exact versions by package name: of a requirement list, of a lock, of what an install left (pure).
+"""Exact versions by package name: of a requirement list, a lock, installed packages (pure).
 
 Names are compared as PyPI does (case, `-`, `_` and `.` alike), versions without trailing zeros.
 A version without a local part (`2.13.0`) stands for any (`2.13.0+cpu`), as in pip.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 SEEDS = frozenset({"pip", "setuptools", "wheel"})
-"""What a new environment may bring by itself, which no list names."""
+"""Packages that a new environment may contain by itself, though no list names them."""
 _RUNS = re.compile(r"[-_.]+")
 _EXACT = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s*,;\\$]+)\s*(?:[;\\].*)?"
@@ -19,7 +19,7 @@ _DISTRIBUTION = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:
 
 
 def normal_name(name: str) -> str:
-    """A package's name in the one spelling that names are compared in."""
+    """A package's name in the spelling that names are compared in."""
     return _RUNS.sub("-", name).lower()
 
 
@@ -30,42 +30,42 @@ def _normal_version(version: str) -> str:
     return public + plus + _RUNS.sub(".", local)
 
 
-def same_version(pinned: str, found: str) -> bool:
-    """Whether a pin stands for a version; spelled in another way than ours, it may say no."""
-    one, other = _normal_version(pinned), _normal_version(found)
+def same_version(pinned: str, installed: str) -> bool:
+    """Whether a pin stands for a version; it may say no for another spelling of the same one."""
+    one, other = _normal_version(pinned), _normal_version(installed)
     return one == other or one == other.partition("+")[0]
 
 
-def exact(requirement: str) -> tuple[str, str] | None:
+def parse_pin(requirement: str) -> tuple[str, str] | None:
     """Name and version of a requirement that pins one; None for any other."""
     match = _EXACT.fullmatch(requirement.partition(" --")[0].strip())
     return (normal_name(match["name"]), match["version"]) if match else None
 
 
 def of_lock(text: str) -> dict[str, str]:
-    """What a resolver's output pins."""
+    """The pins of a resolver's output."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return dict(pin for line in lines if (pin := exact(line)))
+    return dict(pin for line in lines if (pin := parse_pin(line)))
 
 
 def of_distributions(names: Iterable[str]) -> dict[str, str]:
-    """What `.dist-info` and `.egg-info` names say; a name without a version has the version ""."""
-    found = {}
+    """The packages of `.dist-info` and `.egg-info` names; "" is the version of one without."""
+    versions = {}
     for name in names:
         match = _DISTRIBUTION.fullmatch(name)
         if match:
-            found[normal_name(match["name"])] = match["version"]
+            versions[normal_name(match["name"])] = match["version"]
         else:
-            found[normal_name(name.rpartition(".")[0])] = ""
-    return found
+            versions[normal_name(name.rpartition(".")[0])] = ""
+    return versions
 
 
-def cover(pinned: Mapping[str, str], brought: Mapping[str, str]) -> bool:
-    """Whether each package that was brought is named, with its version, among the pins."""
-    return all(n in pinned and same_version(pinned[n], v) for n, v in brought.items())
+def cover(pinned: Mapping[str, str], installed: Mapping[str, str]) -> bool:
+    """Whether each of the installed packages is pinned to its version."""
+    return all(n in pinned and same_version(pinned[n], v) for n, v in installed.items())
 
 
-def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+def describe_differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """What changed between two sets, for a reader: `numpy 2.4.6 → 2.5.0`, `six 1.17 new`."""
     out = []
     for name in sorted({*old, *new}):

@@ -1,4 +1,4 @@
-"""Ask `uv pip compile` what an index decides now, in a process of its own while a start goes on."""
+"""Ask `uv pip compile` what an index decides now, in a process that runs while a start goes on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.depsnap.key import pins, pip_settings
 from bootseer.depsnap.key.install_command import Install
-from bootseer.depsnap.key.install_roots import place_of, variables_of, which
-from bootseer.depsnap.key.options import VALUED, Options
+from bootseer.depsnap.key.install_roots import folder_of, variables_of, which
+from bootseer.depsnap.key.tool_options import VALUED, OptionParser
 from bootseer.events.redaction import redact_for_key
 from bootseer.light_dataclasses import dataclass, field
 from bootseer.system import sha256
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 NO_RESOLVER = "`uv`, which would resolve them, is not installed"
 _RETRYING_LIMIT_S = 10.0
-"""Where a start waits less, an index that refuses is asked once: trying again takes uv 2 s, then
-more, and without a network there is nothing to wait for."""
+"""A start that waits less asks an index that refuses only once: uv tries again after 2 s, then
+later, and without a network there is nothing to wait for."""
 _REPOSITORY = r"\b(?:git|hg|svn|bzr)\+"
 _RESOLVING_TEXT = """
     --index-url --extra-index-url --default-index --index --find-links --constraints --overrides
@@ -37,7 +37,7 @@ _RESOLVING_TEXT = """
 """
 _RESOLVING = frozenset(_RESOLVING_TEXT.split())
 """Options of installs that say where to look, and what to accept; uv's resolver has the same."""
-_AS_RESOLVER = {
+_RESOLVER_NAMES = {
     "-i": "--index-url",
     "-f": "--find-links",
     "-c": "--constraints",
@@ -51,7 +51,7 @@ _AS_RESOLVER = {
     "-C": "--config-setting",
     "--config-settings": "--config-setting",
 }
-_BESIDE_TEXT = """
+_UNRELATED_TEXT = """
     -r --requirement --requirements -e --editable -t --target --prefix --root -p --python --user
     --system --break-system-packages -q --quiet -v --verbose -U --upgrade --upgrade-strategy
     --force-reinstall -I --ignore-installed --compile --no-compile --compile-bytecode
@@ -67,15 +67,15 @@ _BESIDE_TEXT = """
     --no-managed-python --no-python-downloads --python-preference --preview --preview-features
     --output-format --allow-empty-requirements --no-allow-empty-requirements
 """
-_BESIDE = frozenset(_BESIDE_TEXT.split())
-"""Options that choose no package of an index, or whose choice is told otherwise."""
+_UNRELATED = frozenset(_UNRELATED_TEXT.split())
+"""Options that choose no package of an index, or whose choice the resolver is given otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
     """What an index decides: sha256 of the resolved list without credentials, and its pins.
 
-    `moves`: it also names commits of repositories, which no version tells apart.
+    `moves`: it also names commits of repositories, which no version distinguishes.
     """
 
     digest: str
@@ -83,10 +83,10 @@ class Lock:
     moves: bool = False
 
     def contradicts(self, packages: Mapping[str, str]) -> bool:
-        """Whether these installed packages surely, or maybe, are others than it names.
+        """Whether these installed packages are, or may be, others than those that it names.
 
-        What it does not name came from a path or an address, which are inputs, or with a new
-        environment.
+        A package that it does not name came from a path or an address, which are inputs, or with a
+        new environment.
         """
         return any(
             not pins.same_version(self.pinned[name], version)
@@ -98,10 +98,10 @@ class Lock:
 
 @dataclass(slots=True)
 class Resolution:
-    """A resolver at work. `limit_s` counts from `begin`; `why` says why there is no lock.
+    """A resolver process. `limit_s` counts from `begin`; `why` says why there is no lock.
 
-    Nothing is started where the limit is 0, there is no uv, or the command is not one of pip or
-    uv alone.
+    Nothing is started where the limit is 0, there is no uv, or the command is not a single one of
+    pip or uv.
     """
 
     installs: Sequence[Install]
@@ -127,22 +127,22 @@ class Resolution:
             return
         try:
             self._output = os.memfd_create("lock")
-            asked = os.memfd_create("requirements")
+            requirements = os.memfd_create("requirements")
             try:
-                os.write(asked, names)
-                os.lseek(asked, 0, os.SEEK_SET)
+                os.write(requirements, names)
+                os.lseek(requirements, 0, os.SEEK_SET)
                 self._child = subprocess.Popen(
                     words,
-                    stdin=asked,
+                    stdin=requirements,
                     stdout=self._output,
                     stderr=subprocess.DEVNULL,
-                    cwd=place_of(self._asked()[0], self.cwd),
+                    cwd=folder_of(self._install(), self.cwd),
                     env=self._environment(),
                 )
             finally:
-                os.close(asked)
+                os.close(requirements)
         except OSError as error:
-            self._done(f"the resolver did not start: {error.strerror}")
+            self._end(f"the resolver did not start: {error.strerror}")
 
     def lock(self) -> Lock | None:
         """Wait for the lock, at most until the limit; None when it cannot be had, see `why`."""
@@ -158,10 +158,10 @@ class Resolution:
             self.why = f"they were not resolved within {self.limit_s:g} s"
             return None
         if code:
-            self._done("`uv pip compile` could not resolve them")
+            self._end("`uv pip compile` could not resolve them")
             return None
         text = redact_for_key(_read(self._output).decode("utf-8", "replace"))
-        self._done("")
+        self._end("")
         digest = sha256.of_text(text)
         self._lock = Lock(digest, pins.of_lock(text), bool(re.search(_REPOSITORY, text)))
         return self._lock
@@ -172,60 +172,63 @@ class Resolution:
         return self._lock is not None
 
     @property
-    def at_work(self) -> bool:
+    def running(self) -> bool:
         """Whether `lock` would wait now."""
         return self._child is not None and self._child.poll() is None
 
     def settle(self) -> None:
-        """Take the lock of a resolver that has ended meanwhile, and end any other."""
+        """Take the lock of a resolver that has ended meanwhile; else kill it."""
         if self._child is not None and self._child.poll() is not None:
             self.lock()
         self.close()
 
     def close(self) -> None:
-        """End a resolver that is still at work."""
+        """Kill a resolver that still runs."""
         if self._child is not None:
             if self._child.poll() is None:
                 self._child.kill()
             self._child.wait()
-            self._done("the resolver was ended")
+            self._end("the resolver was ended")
 
-    def _done(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         self._child, self.why = None, why
         if self._output >= 0:
             os.close(self._output)
             self._output = -1
 
     def _environment(self) -> dict[str, str]:
-        asked = self._asked()[0]
-        environ = dict(variables_of(asked, self.environ))
-        if asked.settings_file:
-            environ["UV_CONFIG_FILE"] = asked.settings_file
-        if asked.tool == "pip":
-            environ = pip_settings.environment_for_uv(environ, self._told_to_pip())
+        install = self._install()
+        environ = dict(variables_of(install, self.environ))
+        if install.settings_file:
+            environ["UV_CONFIG_FILE"] = install.settings_file
+        if install.tool == "pip":
+            environ = pip_settings.environment_for_uv(environ, self._pip_options())
         if self.limit_s < _RETRYING_LIMIT_S:
             environ.setdefault("UV_HTTP_RETRIES", "0")
         return environ
 
-    def _told_to_pip(self) -> dict[str, str]:
-        """What settings say, where it is pip that installs."""
-        asked = self._asked()[0]
-        if asked.tool != "pip" or self.python is None:
+    def _pip_options(self) -> dict[str, str]:
+        """The options that pip's settings set, where it is pip that installs."""
+        install = self._install()
+        if install.tool != "pip" or self.python is None:
             return {}
         prefix = os.path.dirname(os.path.dirname(self.python))
-        environ = variables_of(asked, self.environ)
-        return pip_settings.read(environ, prefix, place_of(asked, self.cwd))
+        environ = variables_of(install, self.environ)
+        return pip_settings.read(environ, prefix, folder_of(install, self.cwd))
 
-    def _asked(self) -> list[Install]:
-        """The installs that an index is asked for."""
+    def _resolvable(self) -> list[Install]:
         return [install for install in self.installs if install.tool in ("pip", "uv")]
 
+    def _install(self) -> Install:
+        """The install that is resolved: where there are others, nothing is started."""
+        return self._resolvable()[0]
+
     def _words(self) -> tuple[list[str], bytes]:
-        """uv's command and its standard input; no words, and `why`, where none can tell."""
-        asked = self._asked()
+        """uv's command and its standard input; no words, and `why`, where none can be made."""
+        resolvable = self._resolvable()
         if self.limit_s <= 0:
             self.why = "--resolve-timeout is 0"
-        elif len(asked) != 1 or any(i.tool in ("other", "uv-sync") for i in self.installs):
+        elif len(resolvable) != 1 or any(i.tool in ("other", "uv-sync") for i in self.installs):
             self.why = "no resolver knows this command"
         elif self.python is None:
             self.why = "the environment's Python could not be asked"
@@ -235,21 +238,22 @@ class Resolution:
             self.why = NO_RESOLVER
         if self.why:
             return [], b""
-        told_words, unknown = _resolver_words(asked[0])
+        install = resolvable[0]
+        resolver_words, unknown = _resolver_words(install)
         if unknown:
             self.why = f"no resolver knows what {unknown} makes of them"
             return [], b""
         assert program is not None
         assert self.python is not None
         words = [program, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-        # The interpreter itself: uv keeps what it learns of a path, and an environment that is
-        # being made anew while we ask would be taken for its base, by the install's uv as well.
-        words += ["--python", os.path.realpath(self.python), *told_words]
-        told = {option: value.split() for option, value in self._told_to_pip().items()}
-        words += [*asked[0].requirement_files, *told.get("requirement", ())]
-        words += [f"--group={group}" for group in told.get("group", ())]
-        editable = [*asked[0].editable, *told.get("editable", ())]
-        lines = [*asked[0].requirements, *(f"-e {path}" for path in editable)]
+        # The interpreter itself: uv caches what it learns of a path, and would take an environment
+        # that is being recreated meanwhile for its base, in the install's uv as well.
+        words += ["--python", os.path.realpath(self.python), *resolver_words]
+        options = {option: value.split() for option, value in self._pip_options().items()}
+        words += [*install.requirement_files, *options.get("requirement", ())]
+        words += [f"--group={group}" for group in options.get("group", ())]
+        editable = [*install.editable, *options.get("editable", ())]
+        lines = [*install.requirements, *(f"-e {path}" for path in editable)]
         names = "".join(line + "\n" for line in lines)
         if names:
             words.append("-")
@@ -262,20 +266,20 @@ def _read(descriptor: int) -> bytes:
 
 
 def _resolver_words(install: Install) -> tuple[list[str], str]:
-    """What uv's resolver is told of an install's options, and the first that it cannot be told."""
+    """An install's options as those of uv's resolver, and the first that the resolver lacks."""
     words = list(install.words[1:])
     if os.path.basename(install.words[0]).startswith("python"):
         words = words[words.index("-m") + 1 :]  # the options before are Python's own
-    options, _ = Options().read(words, VALUED)
+    options, _ = OptionParser().parse(words, VALUED)
     out: list[str] = []
     for option, values in options.items():
-        name = _AS_RESOLVER.get(option, option)
+        name = _RESOLVER_NAMES.get(option, option)
         if name == "--pre":
             out += ["--prerelease", "allow"]
         elif name in _RESOLVING and option in VALUED:
             out += [word for value in values for word in (name, value)]
         elif name in _RESOLVING:
             out.append(name)
-        elif name not in _BESIDE:
+        elif name not in _UNRELATED:
             return [], name
     return out, ""

@@ -1,6 +1,6 @@
-"""The install within `uv run`: the `uv sync` of the same project.
+"""The install that is part of `uv run`: the `uv sync` of the same project.
 
-`uv run COMMAND` brings the project's environment about and then runs something that may take days
+`uv run COMMAND` first updates the project's environment and then runs a program that may take days
 and write anything. Only the first is an install.
 """
 
@@ -10,16 +10,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from bootseer.depsnap.key.input_files import find_upwards, read_text
 from bootseer.depsnap.key.install_command import plan
-from bootseer.depsnap.key.install_roots import place_of, project_folder
-from bootseer.depsnap.key.project import upwards
-from bootseer.depsnap.key.text_files import read_text
+from bootseer.depsnap.key.install_roots import folder_of, project_folder
 from bootseer.errors import BootseerError
 
-_RUN_ALONE = frozenset({"-m", "--module", "--no-env-file"})
-_RUN_ALONE_VALUED = frozenset(
-    {"-w", "--with", "--with-editable", "--with-requirements", "--env-file"}
-)
+_OF_RUN = frozenset({"-m", "--module", "--no-env-file"})
+_OF_RUN_VALUED = frozenset({"-w", "--with", "--with-editable", "--with-requirements", "--env-file"})
 _SHARED = frozenset(
     (
         *("-q", "--quiet", "-v", "--verbose", "--all-extras", "--no-dev", "--only-dev", "--dev"),
@@ -51,10 +48,11 @@ _BEFORE = frozenset(
         *("--directory", "--project", "--config-file"),
     )
 )
-"""What may stand before the command's name."""
+"""Options that may precede the command's name."""
 _OTHERWISE = (
     *("UV_NO_SYNC", "UV_NO_PROJECT", "UV_ISOLATED", "UV_WORKING_DIR", "UV_WORKING_DIRECTORY"),
 )
+"""Variables by which `uv run` does not begin with a plain `uv sync`."""
 _UNMANAGED = r"(?m)^\s*managed\s*=\s*false"
 _SCRIPT_BYTES = 1 << 20
 
@@ -62,8 +60,8 @@ _SCRIPT_BYTES = 1 << 20
 def sync_of(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> list[str] | None:
     """The words of the `uv sync` that a `uv run` begins with.
 
-    None for any other command, and where words and variables do not surely tell that the
-    project's environment is what it runs in.
+    None for any other command, and where words and variables do not show for certain that it runs
+    in the project's environment.
     """
     if not command or os.path.basename(command[0]) != "uv" or any(map(environ.get, _OTHERWISE)):
         return None
@@ -78,22 +76,22 @@ def sync_of(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> lis
     kept = [word for word in own if word != "--exact"]
     words = [command[0], *before, "sync", *kept]
     if len(kept) == len(own):
-        words.append("--inexact")  # `uv run` takes nothing away, `uv sync` does
+        words.append("--inexact")  # `uv run` removes no packages, `uv sync` does
     installs = plan(words)
     if [install.tool for install in installs] != ["uv-sync"]:
         return None
-    here = place_of(installs[0], cwd)
+    here = folder_of(installs[0], cwd)
     folder = project_folder(installs[0], environ, here)
-    place = upwards(folder, "pyproject.toml")
-    if place is None or _is_unmanaged(place) or _is_script(rest[0], here):
+    project = find_upwards(folder, "pyproject.toml")
+    if project is None or _is_unmanaged(project) or _is_script(rest[0], here):
         return None
     return words
 
 
 def _options(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
-    """Leading options that `uv sync` knows too, `uv run`'s own left out, and what follows.
+    """The leading options that `uv sync` has too, those of `uv run` left out, and what follows.
 
-    No options for one that is neither.
+    No options where one belongs to neither.
     """
     kept: list[str] = []
     index = 0
@@ -104,8 +102,8 @@ def _options(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
         name, equals, _ = word.partition("=")
         if not word.startswith("--") and word[:2] in _SHARED_VALUED and len(word) > 2:
             name, equals = word[:2], "="
-        valued = name in _SHARED_VALUED | _RUN_ALONE_VALUED
-        if not valued and (equals or name not in _SHARED | _RUN_ALONE):
+        valued = name in _SHARED_VALUED | _OF_RUN_VALUED
+        if not valued and (equals or name not in _SHARED | _OF_RUN):
             return None, ()
         length = 2 if valued and not equals else 1
         if name in _SHARED | _SHARED_VALUED:
@@ -115,10 +113,10 @@ def _options(words: Sequence[str]) -> tuple[list[str] | None, Sequence[str]]:
     return kept, rest[1:] if rest[:1] == ["--"] else rest
 
 
-def _is_unmanaged(place: str) -> bool:
-    """Whether a project's environment is none of uv's business, as far as can be read."""
+def _is_unmanaged(project: str) -> bool:
+    """Whether uv does not manage a project's environment, or that cannot be read."""
     try:
-        return bool(re.search(_UNMANAGED, read_text(os.path.join(place, "pyproject.toml"))))
+        return bool(re.search(_UNMANAGED, read_text(os.path.join(project, "pyproject.toml"))))
     except BootseerError:
         return True
 

@@ -1,1 +1,1 @@
-"""From an archive to a target: staging, workers, the journalled switch."""
+"""From an archive to a target: staging, workers, and a journalled switch."""

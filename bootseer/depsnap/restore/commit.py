@@ -4,13 +4,13 @@ The first staging holds one file whose name is the state of the whole group, cha
 
 - none: not committed; recovery removes the staging, the targets are as they were;
 - `journal.json`: committed; recovery goes forward (after a reboot backward, since staged bytes
-  may never have reached the disk while the old ones surely did);
-- `undo.json`: going back; recovery goes on going back;
-- `done.json`, `undone.json`: all targets are whole, new or old; recovery removes the stagings.
+  may never have reached the disk, while the old ones had);
+- `undo.json`: going back; recovery continues to go back;
+- `done.json`, `undone.json`: all targets are complete, new or old; recovery removes the stagings.
 
 The other stagings hold `group.json`, which names the first. A kill in the instant between making
-(or removing) a staging inside a target and putting the target's own mtime back leaves that one
-mtime as the staging made it; nothing else is ever off.
+(or removing) a staging inside a target and restoring the target's own mtime leaves that mtime as
+the staging made it; nothing else is ever wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from bootseer.depsnap.restore import staging, switch_plan
 from bootseer.depsnap.restore.staging import Stage
 from bootseer.depsnap.restore.switch import Switch
-from bootseer.depsnap.types import Recovery, absolute
+from bootseer.depsnap.types import WORK_PREFIX, Recovery, Step, absolute, no_step
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 from bootseer.system.atomic import replace_file, sync_folder
 from bootseer.system.processes import boot_id
@@ -33,11 +33,10 @@ from bootseer.system.processes import boot_id
 JOURNAL, UNDO, DONE, UNDONE = "journal.json", "undo.json", "done.json", "undone.json"
 GROUP = "group.json"
 _VERSION = 1
-Step = Callable[[str], None]
 
 
 def commit(stages: Sequence[Stage], switches: Sequence[Switch], step: Step) -> None:
-    """Switch all targets, or none. Signals that would end us wait until that is settled.
+    """Switch all targets, or none. Signals that would end this process are blocked meanwhile.
 
     Raises a mapped error with every target as it was, or, where even going back failed, an error
     that says so and leaves the journal for `recover`.
@@ -63,7 +62,7 @@ def commit(stages: Sequence[Stage], switches: Sequence[Switch], step: Step) -> N
         ],
     }
     step("before commit")
-    with _signals_wait():
+    with _signals_blocked():
         _write_journal(first, document)
         step("committed")
         try:
@@ -81,15 +80,15 @@ def commit(stages: Sequence[Stage], switches: Sequence[Switch], step: Step) -> N
         remove(stages, step)
 
 
-def remove(stages: Sequence[Stage], step: Step = lambda _: None) -> None:
-    """Remove the stagings, the first last, since it holds the state of all."""
+def remove(stages: Sequence[Stage], step: Step = no_step) -> None:
+    """Remove the stagings, the first one last, since it holds the state of all."""
     for stage in reversed(stages):
         step(f"remove {stage.path}")
         stage.remove()
 
 
 def needs_recovery(first: str) -> bool:
-    """Whether a switch from this staging stopped between old and new."""
+    """Whether a switch from this staging was interrupted."""
     return any(os.path.lexists(os.path.join(first, name)) for name in (JOURNAL, UNDO))
 
 
@@ -106,15 +105,15 @@ def _go_back(first: str, switches: Sequence[Switch], cause: OSError) -> None:
     _rename(first, UNDO, UNDONE)
 
 
-def recover(target: str, step: Step = lambda _: None) -> Recovery:
-    """Finish, undo or clear away what a killed restore left at `target` and its group.
+def recover(target: str, step: Step = no_step) -> Recovery:
+    """Finish, undo or remove what a killed restore left at `target` and its group.
 
     Raises BusyError while a restore runs there, AccessDeniedError for another user's leftovers,
-    a mapped error when neither way can be gone to its end.
+    a mapped error when it can be neither finished nor undone.
     """
     target = absolute(target)
     outcome = Recovery("clean")
-    for path in (staging.beside(target), staging.inside(target)):
+    for path in staging.paths_for(target):
         if os.path.lexists(path):
             try:
                 outcome = _recover_stage(target, path, step)
@@ -136,24 +135,24 @@ def _recover_stage(target: str, path: str, step: Step) -> Recovery:
 
 
 def _recover_group(target: str, path: str, first: str, step: Step) -> Recovery:
-    """With `path` and `first` locked, settle the group that `first` describes."""
+    """With `path` and `first` locked, complete the group that `first` describes."""
     state, document = _state(first)
     if document is None or state is None:
-        staging.left_by_kill(target, path).remove()
+        staging.of_killed_restore(target, path).remove()
         return Recovery("removed", (target,))
-    switches = [_switch(row) for row in document["switches"]]
+    switches = [_read_switch(row) for row in document["switches"]]
     others = [s.stage for s in switches if s.stage not in (first, path)]
-    with _all_locked(others), _signals_wait():
-        outcome, end = _settle(first, state, document, switches, step)
+    with _all_locked(others), _signals_blocked():
+        outcome, end = _complete(first, state, document, switches, step)
         for switch, row in zip(switches[::-1], document["switches"][::-1], strict=True):
-            _clear(switch, row["mtime_ns"][end])
+            _remove_stage(switch, row["mtime_ns"][end])
     return Recovery(outcome, tuple(s.target for s in switches))
 
 
-def _settle(
+def _complete(
     first: str, state: str, document: dict[str, Any], switches: Sequence[Switch], step: Step
 ) -> tuple[Literal["removed", "finished", "undone"], str]:
-    """Bring every target to one whole state and write that down; what was done, and the state."""
+    """Make every target complete, all new or all old, and record that: (what was done, state)."""
     if state in (DONE, UNDONE):
         return "removed", state
     if state == JOURNAL and document["boot"] == boot_id():
@@ -173,8 +172,8 @@ def _settle(
     return "undone", UNDONE
 
 
-def _clear(switch: Switch, mtime_ns: int) -> None:
-    """Remove one staging, if it is still there."""
+def _remove_stage(switch: Switch, mtime_ns: int) -> None:
+    """Remove one staging, if it still exists."""
     try:
         descriptor = os.open(switch.stage, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -182,17 +181,17 @@ def _clear(switch: Switch, mtime_ns: int) -> None:
     Stage(switch.target, switch.stage, switch.absent, mtime_ns, descriptor).remove()
 
 
-def _switch(row: dict[str, Any]) -> Switch:
+def _read_switch(row: dict[str, Any]) -> Switch:
     """One switch from the journal; its staging must be where its target's always is."""
     target, stage, absent = str(row["target"]), str(row["stage"]), bool(row["absent"])
-    if stage != (staging.beside(target) if absent else staging.inside(target)):
+    if stage != staging.path_for(target, absent=absent):
         raise CorruptDataError(f"the journal names a foreign staging place {stage}; remove it")
     return Switch(target, stage, switch_plan.from_json(row["actions"]), absent)
 
 
 def _first_of(group: dict[str, Any], path: str) -> str:
     first = str(group.get("first", ""))
-    if not os.path.basename(first).startswith(".bootseer-"):
+    if not os.path.basename(first).startswith(WORK_PREFIX):
         raise CorruptDataError(f"{path} names a foreign staging place {first}; remove it")
     return first
 
@@ -209,7 +208,7 @@ def _state(first: str) -> tuple[str | None, dict[str, Any] | None]:
 
 @contextmanager
 def _locked(path: str) -> Iterator[bool]:
-    """Hold a staging's lock; False when it is gone."""
+    """Hold a staging's lock; gives False when there is no staging."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
@@ -234,9 +233,9 @@ def _all_locked(paths: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    waiting = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
+def _signals_blocked() -> Iterator[None]:
+    ending = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     try:
         yield
     finally:

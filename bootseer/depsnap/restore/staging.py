@@ -1,9 +1,9 @@
-"""The private place beside or inside a target where a restore unpacks before it switches in.
+"""The staging directory next to or inside a target, where a restore unpacks before it switches in.
 
-An absent target is staged beside itself, as `.bootseer-<name>.stage`, and appears by one rename. An
+An absent target is staged in its parent, as `.bootseer-<name>.stage`, and appears by one rename. An
 existing one is staged inside itself, as `.bootseer-stage`, so that the staging is on the same file
-system even where the target is a mount point. The directory is locked by flock while anyone works
-in it: a forked worker that outlives its parent holds the lock too.
+system even where the target is a mount point. The directory is locked by flock while a process
+works in it: a forked worker that outlives its parent holds the lock too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,27 @@ _TIME = "mtime_ns"
 _INSIDE = f"{WORK_PREFIX}stage"
 
 
-def beside(target: str) -> str:
+def path_for(target: str, *, absent: bool) -> str:
+    """Where a target, absent or existing, is staged."""
+    if not absent:
+        return os.path.join(target, _INSIDE)
     parent, name = os.path.split(target)
     return os.path.join(parent, f"{WORK_PREFIX}{name}.stage")
 
 
-def inside(target: str) -> str:
-    return os.path.join(target, _INSIDE)
+def paths_for(target: str) -> tuple[str, str]:
+    """Both paths where a target may be, or may have been, staged."""
+    return path_for(target, absent=True), path_for(target, absent=False)
+
+
+def is_staged(target: str) -> bool:
+    """Whether there is a staging of a target, whose restore runs or was killed."""
+    return any(map(os.path.lexists, paths_for(target)))
 
 
 @dataclass(slots=True)
 class Stage:
-    """A locked staging directory. `mtime_ns` is an existing target's before we touched it."""
+    """A locked staging directory. `mtime_ns` is that of an existing target before the staging."""
 
     target: str
     path: str
@@ -43,34 +52,36 @@ class Stage:
 
     @property
     def tree(self) -> str:
+        """The directory to unpack into."""
         return os.path.join(self.path, TREE)
 
     def close(self) -> None:
+        """Release the lock and leave the directory."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def remove(self) -> None:
-        """Delete the staging; the lock is held until it is gone. Twice is safe."""
+        """Delete the staging; the lock is held until it is deleted. May be called twice."""
         if self.descriptor >= 0:
             remove_tree(self.path)
             if not self.absent:
-                _put_back_time(self.target, self.mtime_ns)
+                _restore_mtime(self.target, self.mtime_ns)
             self.close()
 
 
 def make(target: str) -> Stage:
-    """Create and lock the staging for `target`, clearing what a dead restore left there.
+    """Create and lock the staging for `target`, emptied of what a killed restore left there.
 
     Raises UsageError for a target that is no directory, BusyError while another restore works
     there, AccessDeniedError or NoSpaceError as the file system says.
     """
     try:
-        absent, mtime_ns = _look(target)
+        absent, mtime_ns = _check_target(target)
         if absent:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-        path = beside(target) if absent else inside(target)
-        descriptor = _lock_new(path)
+        path = path_for(target, absent=absent)
+        descriptor = _make_locked(path)
         try:
             remove_contents(path)
             _make_private(path)
@@ -85,18 +96,19 @@ def make(target: str) -> Stage:
     return Stage(target, path, absent, mtime_ns, descriptor)
 
 
-def left_by_kill(target: str, path: str) -> Stage:
-    """The staging of a restore that was killed before its commit, to be removed."""
+def of_killed_restore(target: str, path: str) -> Stage:
+    """The staging at `path` of a restore that was killed before its commit, to be removed."""
     try:
         with open(os.path.join(path, _TIME), encoding="ascii") as file:
             mtime_ns = int(file.read())
     except (FileNotFoundError, ValueError):
         mtime_ns = os.stat(os.path.dirname(path)).st_mtime_ns
-    return Stage(target, path, path == beside(target), mtime_ns, os.open(path, os.O_RDONLY))
+    absent = path == path_for(target, absent=True)
+    return Stage(target, path, absent, mtime_ns, os.open(path, os.O_RDONLY))
 
 
-def _look(target: str) -> tuple[bool, int]:
-    """(whether the target is absent, its mtime)."""
+def _check_target(target: str) -> tuple[bool, int]:
+    """(whether the target is absent, its mtime). Raises UsageError for what is no directory."""
     try:
         status = os.lstat(target)
     except FileNotFoundError:
@@ -108,7 +120,8 @@ def _look(target: str) -> tuple[bool, int]:
     return False, status.st_mtime_ns
 
 
-def _lock_new(path: str) -> int:
+def _make_locked(path: str) -> int:
+    """Make a directory, unless it exists, and lock it; the descriptor that holds the lock."""
     while True:
         try:
             os.mkdir(path, 0o700)
@@ -131,7 +144,7 @@ def _lock_new(path: str) -> int:
 
 
 def check_own(descriptor: int, path: str) -> None:
-    """Nobody else may have made or be able to write what we act on. Raises AccessDeniedError."""
+    """Raise AccessDeniedError where another user has made, or may write to, a staging."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise AccessDeniedError(
@@ -148,24 +161,24 @@ def lock(descriptor: int, path: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    """Neither a parent's setgid bit nor its default ACL may shape what is staged here."""
+    """Remove what a parent's setgid bit or default ACL would make of the entries staged here."""
     os.chown(path, -1, os.getegid())
     os.chmod(path, 0o700)
     try:
         os.removexattr(path, "system.posix_acl_default")
     except OSError:
-        pass  # the usual case: there is none, or the file system knows no ACLs
+        pass  # the usual case: there is none, or the file system has no ACLs
 
 
-def _put_back_time(target: str, mtime_ns: int) -> None:
+def _restore_mtime(target: str, mtime_ns: int) -> None:
     try:
         os.utime(target, ns=(os.stat(target).st_atime_ns, mtime_ns))
     except OSError:
-        pass  # another user's directory: its time cannot be ours to keep
+        pass  # another user's directory: only its owner may set its time
 
 
 def remove_tree(path: str) -> None:
-    """Delete a directory of ours and all below it, read-only directories included."""
+    """Delete a directory of ours and all below it, also read-only directories."""
     remove_contents(path)
     try:
         os.rmdir(path)
@@ -194,8 +207,8 @@ def _empty(descriptor: int) -> None:
     if os.geteuid() != 0:
         os.fchmod(descriptor, 0o700)
     with os.scandir(descriptor) as listing:
-        found = [(e.name, e.is_dir(follow_symlinks=False)) for e in listing]
-    for name, is_directory in found:
+        entries = [(e.name, e.is_dir(follow_symlinks=False)) for e in listing]
+    for name, is_directory in entries:
         if not is_directory:
             os.unlink(name, dir_fd=descriptor)
             continue

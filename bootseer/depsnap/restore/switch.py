@@ -1,8 +1,8 @@
-"""Carry out, finish or undo a switch: the part of a restore that a kill may cut anywhere.
+"""Carry out, finish or undo a switch: the part of a restore that a kill may interrupt anywhere.
 
-Every action tells from the disk alone whether it is already done: a staged thing that is still in
-the staging has not been moved; a backup that exists was made. So the whole list can be run again
-forwards, or backwards, after a kill at any point.
+The disk alone shows of every action whether it is already done: what is still in the staging has
+not been moved; a backup that exists was made. So the whole list can be run again forwards, or
+backwards, after a kill at any point.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,21 +25,24 @@ from bootseer.depsnap.restore.switch_plan import (
     Status,
 )
 from bootseer.depsnap.restore.unpack_worker import set_xattrs
-from bootseer.depsnap.types import HOST_XATTRS, XAttrs
+from bootseer.depsnap.types import HOST_XATTRS, Step, XAttrs
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-Step = Callable[[str], None]
 
 
 class Below:
-    """Descriptors of directories below a root, each part opened without following links."""
+    """Descriptors of directories below a root, each part opened without following links.
+
+    A context manager; the directory opened last is remembered.
+    """
 
     def __init__(self, root: str) -> None:
-        self._root = os.open(root, _FOLDER)
+        self._root_path = root
+        self._root = self._descriptor = -1
         self._path = ""
-        self._descriptor = self._root
 
     def __enter__(self) -> Below:
+        self._root = self._descriptor = os.open(self._root_path, _FOLDER)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -48,12 +51,13 @@ class Below:
 
     @property
     def root(self) -> int:
+        """The root's own descriptor."""
         return self._root
 
     def parent(self, path: str) -> tuple[int, str]:
         """(descriptor of the path's directory, its last part); valid until the next call.
 
-        Raises FileNotFoundError, NotADirectoryError, or OSError(ELOOP) where a link is in the way.
+        Raises FileNotFoundError, NotADirectoryError, or OSError(ELOOP) where a link is on the path.
         """
         folder, _, name = path.rpartition("/")
         if folder != self._path:
@@ -82,13 +86,13 @@ class Below:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link stands where a directory should
+            if error.errno == errno.ELOOP:  # a link where a directory should be
                 return None
             raise
         return Status(now.st_mode, now.st_uid, now.st_gid, now.st_mtime_ns, now.st_dev)
 
     def attributes(self, path: str) -> XAttrs:
-        """The extended attributes of a directory; none where they cannot be read, as in a scan."""
+        """The extended attributes of a directory; as in a scan, none where they are unreadable."""
         try:
             with self.opened(path) as descriptor:
                 names = [n for n in os.listxattr(descriptor) if not n.startswith(HOST_XATTRS)]
@@ -98,7 +102,7 @@ class Below:
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """A descriptor of a directory itself."""
+        """Open a directory itself; gives its descriptor."""
         folder, name = self.parent(path)
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
         try:
@@ -109,9 +113,12 @@ class Below:
 
 @dataclass(slots=True)
 class Switch:
-    """One root's actions between its staging and its target. `kept` names directories that
-    could not go because something else lies in them; `mtime_ns` is what an existing target's own
-    mtime shall be at the end (the staging inside it changes that)."""
+    """One root's actions between its staging and its target.
+
+    `kept` names directories that could not be removed because they hold something else;
+    `mtime_ns` is the mtime that an existing target is to have at the end (the staging inside it
+    changes that).
+    """
 
     target: str
     stage: str
@@ -124,7 +131,7 @@ class Switch:
         """Do all that is not done. Raises OSError, with part of it done."""
         if self.absent:
             step(f"appear {self.target}")
-            self._appear(os.path.join(self.stage, TREE), self.target)
+            _rename_tree(os.path.join(self.stage, TREE), self.target)
             return
         with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
             for number, action in enumerate(self.actions):
@@ -136,43 +143,25 @@ class Switch:
         if self.absent:
             tree = os.path.join(self.stage, TREE)
             if not os.path.lexists(tree):
-                self._appear(self.target, tree)
+                _rename_tree(self.target, tree)
             return
         with Below(self.target) as target, Below(os.path.join(self.stage, TREE)) as staged:
             for number in range(len(self.actions) - 1, -1, -1):
                 self._undo(self.actions[number], number, target, staged)
-            for action in self.actions:  # what was moved back has changed its directories' times
+            for action in self.actions:  # moving things back changed their directories' times
                 if action.old is not None:
                     _set_metadata(target, action.path, action.old)
 
-    @staticmethod
-    def _appear(source: str, target: str) -> None:
-        """Rename a whole tree unless that is done; a target that came meanwhile is not replaced."""
-        if not os.path.lexists(source):
-            return
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, "appeared meanwhile", target)
-        source_fd = os.open(os.path.dirname(source), _FOLDER)
-        try:
-            target_fd = os.open(os.path.dirname(target), _FOLDER)
-            try:
-                names = (os.path.basename(source), os.path.basename(target))
-                move(source_fd, names[0], target_fd, names[1])
-            finally:
-                os.close(target_fd)
-        finally:
-            os.close(source_fd)
-
-    def _old(self, number: int) -> str:
+    def _backup(self, number: int) -> str:
         return os.path.join(self.stage, OLD, str(number))
 
     def _do(self, action: Action, number: int, target: Below, staged: Below) -> None:
-        old = self._old(number)
+        backup = self._backup(number)
         if action.what == DELETE:
-            if not os.path.lexists(old):
-                self._rename_away(action.path, old, target)
+            if not os.path.lexists(backup):
+                _move_to_backup(target, action.path, backup)
         elif action.what == REMOVE_DIRECTORY:
-            self._rmdir(action.path, target)
+            self._remove_directory(action.path, target)
         elif action.what == METADATA:
             assert action.new is not None
             _set_xattrs(target, action.path, action.new_xattrs)
@@ -181,21 +170,21 @@ class Switch:
             source, name = staged.parent(action.path)
             into, _ = target.parent(action.path)
             if action.what == SWAP:
-                _back_up(into, name, old)
-            move(source, name, into, name)
+                _link_backup(into, name, backup)
+            _move(source, name, into, name)
 
     def _undo(self, action: Action, number: int, target: Below, staged: Below) -> None:
-        old = self._old(number)
+        backup = self._backup(number)
         if action.what in (DELETE, SWAP):
-            if os.path.lexists(old):
+            if os.path.lexists(backup):
                 into, name = target.parent(action.path)
-                os.rename(old, name, dst_dir_fd=into)
-                _forget(old)
+                os.rename(backup, name, dst_dir_fd=into)
+                _remove_backup(backup)
         elif action.what == MOVE:
             if staged.status(action.path) is None and target.status(action.path) is not None:
                 back, name = staged.parent(action.path)
                 source, _ = target.parent(action.path)
-                move(source, name, back, name)
+                _move(source, name, back, name)
         elif action.what == REMOVE_DIRECTORY:
             assert action.old is not None
             if target.status(action.path) is None:
@@ -207,28 +196,37 @@ class Switch:
             _set_xattrs(target, action.path, action.old_xattrs)
             _set_metadata(target, action.path, action.old)
 
-    @staticmethod
-    def _rename_away(path: str, old: str, target: Below) -> None:
-        try:
-            source, name = target.parent(path)
-            os.rename(name, old, src_dir_fd=source)
-        except FileNotFoundError:
-            pass  # gone already, by another hand
-
-    def _rmdir(self, path: str, target: Below) -> None:
+    def _remove_directory(self, path: str, target: Below) -> None:
         try:
             source, name = target.parent(path)
             os.rmdir(name, dir_fd=source)
         except (FileNotFoundError, NotADirectoryError):
-            pass  # done before, and perhaps replaced since
+            pass  # removed before, and perhaps replaced since
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self.kept.append(path)
 
 
-def move(source: int, name: str, into: int, new_name: str) -> None:
-    """Rename; a directory that its owner may not write in must be made so to change its parent."""
+def _rename_tree(source: str, target: str) -> None:
+    """Rename a whole tree unless that is done; raises FileExistsError for a target that exists."""
+    if not os.path.lexists(source):
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, "appeared meanwhile", target)
+    source_fd = os.open(os.path.dirname(source), _FOLDER)
+    try:
+        target_fd = os.open(os.path.dirname(target), _FOLDER)
+        try:
+            _move(source_fd, os.path.basename(source), target_fd, os.path.basename(target))
+        finally:
+            os.close(target_fd)
+    finally:
+        os.close(source_fd)
+
+
+def _move(source: int, name: str, into: int, new_name: str) -> None:
+    """Rename; a directory is made writable meanwhile where it must be to change its parent."""
     try:
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=into)
     except PermissionError:
@@ -238,36 +236,42 @@ def move(source: int, name: str, into: int, new_name: str) -> None:
         os.chmod(name, stat.S_IMODE(mode) | 0o200, dir_fd=source)
         try:
             os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=into)
-        except BaseException:  # left writable it would not be what it was
+        except BaseException:  # it must not stay writable
             os.chmod(name, stat.S_IMODE(mode), dir_fd=source)
             raise
         os.chmod(new_name, stat.S_IMODE(mode), dir_fd=into)
 
 
-def _back_up(folder: int, name: str, old: str) -> None:
-    """Keep the old file under a second name, so that its own is never missing."""
-    if os.path.lexists(old):
+def _move_to_backup(target: Below, path: str, backup: str) -> None:
+    try:
+        folder, name = target.parent(path)
+        os.rename(name, backup, src_dir_fd=folder)
+    except FileNotFoundError:
+        pass  # another program has removed it
+
+
+def _link_backup(folder: int, name: str, backup: str) -> None:
+    """Give the old file a second name, so that its own is never missing."""
+    if os.path.lexists(backup):
         return
     try:
-        os.link(name, old, src_dir_fd=folder, follow_symlinks=False)
-    except PermissionError:
-        os.rename(
-            name, old, src_dir_fd=folder
-        )  # no links to other users' files (protected_hardlinks)
+        os.link(name, backup, src_dir_fd=folder, follow_symlinks=False)
+    except PermissionError:  # no links to other users' files (protected_hardlinks)
+        os.rename(name, backup, src_dir_fd=folder)
     except FileNotFoundError:
         pass
 
 
-def _forget(old: str) -> None:
-    """A rename between two links of one file does nothing and leaves both."""
+def _remove_backup(backup: str) -> None:
+    """Remove the second name: a rename between two links of one file does nothing."""
     try:
-        os.unlink(old)
+        os.unlink(backup)
     except FileNotFoundError:
         pass
 
 
 def _set_xattrs(target: Below, path: str, wanted: XAttrs | None) -> None:
-    """Give a directory these attributes and no others; None leaves it as it is."""
+    """Set these attributes of a directory and remove all others; None leaves it as it is."""
     if wanted is None:
         return
     names = {name for name, _ in wanted}
@@ -292,4 +296,4 @@ def _set_metadata(target: Below, path: str, wanted: tuple[int, int, int, int]) -
     try:
         os.utime(name, ns=(now.st_atime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
     except PermissionError:
-        pass  # another user's directory that lets us write: its time is not ours to set
+        pass  # another user's directory that lets us write: only its owner may set its time

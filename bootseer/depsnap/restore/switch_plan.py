@@ -1,7 +1,7 @@
-"""Plan how a staged tree is switched into an existing target. Pure but for one look-up callback.
+"""Plan how a staged tree is switched into an existing target. Pure, given callbacks that look.
 
 The plan is a list of actions, each of which can be done again, or undone, after a kill at any
-point (see `journal`): delete, remove directory, move a new thing (a whole subtree at once), swap
+point (see `switch`): delete, remove a directory, move a new entry (a whole subtree at once), swap
 a changed one, set a directory's metadata.
 """
 
@@ -19,7 +19,7 @@ DELETE, REMOVE_DIRECTORY, MOVE, SWAP, METADATA = "delete", "rmdir", "move", "swa
 
 
 class Status(NamedTuple):
-    """What a look-up of a path in the target gives."""
+    """The metadata of a path in the target."""
 
     mode: int
     uid: int
@@ -29,6 +29,7 @@ class Status(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
+        """Whether it is a directory."""
         return stat.S_ISDIR(self.mode)
 
 
@@ -64,25 +65,25 @@ def plan(
 ) -> list[Action]:
     """All actions for one root, in the order to carry them out.
 
-    Raises NotSupportedError when the target is not what the capture stood on: a directory that
-    must give way still holds other things, or a mere parent is no directory here.
+    Raises NotSupportedError when the target is not what the capture was made on: a directory that
+    must be replaced still holds other files, or what was only a parent is no directory here.
     """
     deleted = set(root.deleted)
     removals = _deletions(root, lookup, device)
     placements: list[Action] = []
     metadata: list[Action] = []
-    fresh: set[str] = set()
+    moved_folders: set[str] = set()
     for number in range(root.first, root.first + root.count):
         path = index.path[number]
-        if path and path.rpartition("/")[0] in fresh:
+        if path and path.rpartition("/")[0] in moved_folders:
             if index.kind[number] == DIRECTORY:
-                fresh.add(path)
+                moved_folders.add(path)
             continue
         is_directory = index.kind[number] == DIRECTORY
         now = lookup(path)
         if now is not None and is_directory and now.is_directory:
-            _same_device(path, now, device)
-            metadata.append(_metadata(index, number, now, attributes))
+            _check_device(path, now, device)
+            metadata.append(_metadata_action(index, number, now, attributes))
             continue
         if now is not None and is_directory and number in index.implied:
             raise NotSupportedError(
@@ -91,26 +92,27 @@ def plan(
             )
         if now is None or now.is_directory or is_directory:
             if now is not None:
-                removals += _clear(path, now, deleted, below)
+                removals += _removal(path, now, deleted, below)
             placements.append(Action(MOVE, path))
         else:
             placements.append(Action(SWAP, path))
         if is_directory:
-            fresh.add(path)
-    return [*_unique(removals), *placements, *reversed(metadata)]
+            moved_folders.add(path)
+    return [*dict.fromkeys(removals), *placements, *reversed(metadata)]
 
 
-def _metadata(index: Index, number: int, now: Status, attributes: Attributes) -> Action:
-    """What a directory that is there already becomes."""
+def _metadata_action(index: Index, number: int, now: Status, attributes: Attributes) -> Action:
+    """Set the metadata of a directory that exists already."""
     path = index.path[number]
+    old = _metadata_of(now)
     if number in index.implied:
-        # A mere parent keeps what it has, its mtime too, whatever is swapped within it.
-        return Action(METADATA, path, _four(now), _four(now))
-    has, wanted = attributes(path), index.xattrs.get(number, ())
-    four = _four(now), _wanted(index, number)
-    if sorted(has) == sorted(wanted):
-        return Action(METADATA, path, *four)
-    return Action(METADATA, path, *four, has, wanted)
+        # What is only a parent keeps its metadata, its mtime too, whatever is swapped within it.
+        return Action(METADATA, path, old, old)
+    new = index.mode[number], index.uid[number], index.gid[number], index.mtime_ns[number]
+    old_xattrs, new_xattrs = attributes(path), index.xattrs.get(number, ())
+    if sorted(old_xattrs) == sorted(new_xattrs):
+        return Action(METADATA, path, old, new)
+    return Action(METADATA, path, old, new, old_xattrs, new_xattrs)
 
 
 def _deletions(root: IndexRoot, lookup: Lookup, device: int) -> list[Action]:
@@ -121,17 +123,17 @@ def _deletions(root: IndexRoot, lookup: Lookup, device: int) -> list[Action]:
         now = lookup(path)
         if now is None:
             continue
-        _same_device(path, now, device)
+        _check_device(path, now, device)
         if now.is_directory:
-            directories.append(Action(REMOVE_DIRECTORY, path, _four(now)))
+            directories.append(Action(REMOVE_DIRECTORY, path, _metadata_of(now)))
         else:
             files.append(Action(DELETE, path))
     directories.sort(key=lambda a: a.path.count("/"), reverse=True)
     return files + directories
 
 
-def _clear(path: str, now: Status, deleted: set[str], below: Listing) -> list[Action]:
-    """Make way for a thing of another kind."""
+def _removal(path: str, now: Status, deleted: set[str], below: Listing) -> list[Action]:
+    """Remove what an entry of another kind is to replace."""
     if not now.is_directory:
         return [Action(DELETE, path)]
     foreign = [p for p in below(path) if p not in deleted]
@@ -140,14 +142,10 @@ def _clear(path: str, now: Status, deleted: set[str], below: Listing) -> list[Ac
             f"{path!r} is a directory here and holds {foreign[0]!r}, which the capture never saw; "
             "restore onto what the capture stood on"
         )
-    return [Action(REMOVE_DIRECTORY, path, _four(now))]
+    return [Action(REMOVE_DIRECTORY, path, _metadata_of(now))]
 
 
-def _unique(actions: list[Action]) -> list[Action]:
-    return list(dict.fromkeys(actions))
-
-
-def _same_device(path: str, now: Status, device: int) -> None:
+def _check_device(path: str, now: Status, device: int) -> None:
     if now.dev != device:
         raise NotSupportedError(
             f"{path!r} lies on another file system than its root; capture and restore it as a "
@@ -155,15 +153,12 @@ def _same_device(path: str, now: Status, device: int) -> None:
         )
 
 
-def _four(status: Status) -> tuple[int, int, int, int]:
+def _metadata_of(status: Status) -> tuple[int, int, int, int]:
     return stat.S_IMODE(status.mode), status.uid, status.gid, status.mtime_ns
 
 
-def _wanted(index: Index, number: int) -> tuple[int, int, int, int]:
-    return index.mode[number], index.uid[number], index.gid[number], index.mtime_ns[number]
-
-
 def to_json(actions: list[Action]) -> list[list[Any]]:
+    """The actions as JSON values, for the journal."""
     return [
         [*action[:4], *(x and [[n, v.hex()] for n, v in x] for x in action[4:])]
         for action in actions
@@ -171,6 +166,7 @@ def to_json(actions: list[Action]) -> list[list[Any]]:
 
 
 def from_json(rows: list[list[Any]]) -> list[Action]:
+    """The actions that `to_json` wrote."""
     return [
         Action(
             what,

@@ -1,74 +1,52 @@
 """Unpack a checked archive into fresh private directories, by several processes.
 
-Order: directories, files (in workers, as soon as their directories stand), then hard links,
+Order: directories, files (in workers, as soon as their directories exist), then hard links,
 symlinks, and last the directories' own metadata. Nothing here is visible to others: the callers
-hand in directories of mode 0700 and rename them when all is well.
+give directories of mode 0700 and rename them when all is done.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import mmap
 import os
-import select
 import signal
-import struct
-import sys
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bootseer import errors
-from bootseer.depsnap.format import index as index_format
+from bootseer.depsnap.format.index import read_index
 from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.format.unit_layout import BLOCK
 from bootseer.depsnap.restore import unpack_worker
-from bootseer.depsnap.restore.isolated_work import read_apart
-from bootseer.depsnap.shared_tree import packed as sharing
-from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK, SYMLINK, Digest, Limits
-from bootseer.errors import (
-    BootseerError,
-    CorruptDataError,
-    DeadlineError,
-    NoSpaceError,
-    from_os_error,
+from bootseer.depsnap.types import (
+    DIRECTORY,
+    FILE,
+    HARDLINK,
+    PACKED_DATA,
+    PACKED_META,
+    SYMLINK,
+    Limits,
+    Omissions,
+    UnpackPolicy,
 )
-from bootseer.system.fork import end_with_parent, fork
-from bootseer.system.interpreter import command_for
+from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError, from_os_error
+from bootseer.system.fork import fork
 from bootseer.system.regular_files import open_to_read
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
+    from bootseer.depsnap.restore.unpack_process import Order
 
 _READ_AHEAD = 8 << 20
-_FRAMES_END = struct.Struct("<Q")
-_MOST_POLL_MS = (1 << 31) - 1
-_END_S = 1.0
-"""How long a killed process may take to go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What an archive may do here. `owners` None: whatever it says (for root alone)."""
-
-    jobs: int
-    allow_setuid: bool = False
-    owners: frozenset[tuple[int, int]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What could not or must not be restored."""
-
-    lost_xattrs: int
-    dropped_privileges: int
+_ECHILD = 10
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def default_jobs() -> int:
-    """Decoding and creating files keep a core busy each; more than 8 only fight over the disk."""
+    """How many workers to use: each keeps a core busy, and more than 8 contend for the disk."""
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
@@ -76,52 +54,78 @@ def unpack(
     path: str,
     index: Index,
     destinations: Sequence[str],
-    policy: Policy,
+    policy: UnpackPolicy,
     *,
     limits: Limits,
     keep_open: Sequence[int] = (),
     packed: bool = False,
     stall_s: float | None = None,
-    beat: int = -1,
-) -> Counts:
-    """Fill `destinations` (one private directory a root, empty). Returns what was left out.
+) -> Omissions:
+    """Fill `destinations` (one private directory a root, empty); return what was left out.
 
-    `packed`: into the two files of a packed tree instead, in the only destination.
-    Forks workers when this process has one thread, else does all in a fresh interpreter, since
-    a forked child of a threaded process may inherit locks nobody will release. `keep_open` are
-    locks that must outlive this process for as long as a worker runs. With `stall_s` it is a fresh
-    interpreter too, which can be left behind where reading the archive hangs: it is given up once
-    no frame was read for so long. `beat`: see `unpack_worker.Job`. Raises CorruptDataError,
-    NoSpaceError, AccessDeniedError, DeadlineError; the destinations are then to be thrown away.
+    `packed`: into the two files of a packed tree instead, in the only destination. `keep_open` are
+    locks that must outlive this process for as long as a worker runs.
+
+    Workers are forked when this process has one thread. Else all is done in a fresh interpreter: a
+    forked child of a threaded process may inherit locks that nothing releases. With `stall_s` too,
+    since reading the archive may hang: that process is given up, and left behind, once it has read
+    no frame for so long. Raises CorruptDataError, NoSpaceError, AccessDeniedError, DeadlineError;
+    the destinations are then to be thrown away.
     """
-    _check_owners(index, policy)
-    _check_space(index, destinations, packed)
+    _check(index, destinations, policy, packed)
     if threading.active_count() > 1 or stall_s is not None:
-        return _in_fresh_process(
-            path, index, destinations, policy, limits, keep_open, packed, stall_s
+        from bootseer.depsnap.restore import unpack_process  # `subprocess` costs 20 ms
+
+        order = unpack_process.Order(path, index.digest, list(destinations), policy, limits, packed)
+        return unpack_process.unpack_in_process(
+            __name__, order, len(index.frames), keep_open, stall_s
         )
+    return _unpack_here(path, index, destinations, policy, packed)
+
+
+def main() -> None:
+    """The fresh process of `unpack_process`."""
+    from bootseer.depsnap.restore import unpack_process
+
+    unpack_process.serve(_carry_out)
+
+
+def _carry_out(order: Order, beat: int) -> Omissions:
+    index = read_index(order.path, expected_digest=order.digest, limits=order.limits)
+    _check(index, order.destinations, order.policy, order.packed)
+    return _unpack_here(
+        order.path, index, order.destinations, order.policy, order.packed, beat=beat
+    )
+
+
+def _unpack_here(
+    path: str,
+    index: Index,
+    destinations: Sequence[str],
+    policy: UnpackPolicy,
+    packed: bool,
+    *,
+    beat: int = -1,
+) -> Omissions:
     kind = _Packing if packed else _Unpacking
     try:
-        with kind(path, index, destinations, policy, beat) as work:
-            return work.run()
+        with kind(path, index, destinations, policy, beat) as unpacking:
+            return unpacking.run()
     except OSError as error:
         place = destinations[0] if error.filename is None else f"{error.filename!r}"
         raise from_os_error(error, f"restore {place}") from error
 
 
-def _check_owners(index: Index, policy: Policy) -> None:
-    if os.geteuid() != 0 or policy.owners is None:
-        return
-    foreign = index.owners() - policy.owners
-    if foreign:
-        named = ", ".join(f"{uid}:{gid}" for uid, gid in sorted(foreign)[:5])
-        raise CorruptDataError(
-            f"the archive holds files of owners its record does not name ({named}); do not use it"
-        )
-
-
-def _check_space(index: Index, destinations: Sequence[str], packed: bool) -> None:
-    """Fail before the first byte where the file system plainly has no room."""
+def _check(index: Index, destinations: Sequence[str], policy: UnpackPolicy, packed: bool) -> None:
+    """Refuse an archive with foreign owners, and fail early where there is plainly no room."""
+    if os.geteuid() == 0 and policy.owners is not None:
+        foreign = index.owners() - policy.owners
+        if foreign:
+            named = ", ".join(f"{uid}:{gid}" for uid, gid in sorted(foreign)[:5])
+            raise CorruptDataError(
+                f"the archive holds files of owners its record does not name ({named}); "
+                "do not use it"
+            )
     status = os.statvfs(destinations[0])
     free = status.f_bavail * status.f_frsize
     if index.raw_bytes > free:
@@ -137,38 +141,34 @@ def _check_space(index: Index, destinations: Sequence[str], packed: bool) -> Non
 
 
 class _Unpacking:
-    """One unpacking in this process: descriptors, the plan for the workers, the workers."""
+    """Unpacking in this process: directories and links are made here, files by forked workers."""
+
+    _job: unpack_worker.Job
 
     def __init__(
-        self, path: str, index: Index, destinations: Sequence[str], policy: Policy, beat: int
+        self,
+        path: str,
+        index: Index,
+        destinations: Sequence[str],
+        policy: UnpackPolicy,
+        beat: int,
     ) -> None:
         self._path = path
         self._index = index
+        self._destinations = destinations
+        self._allow_setuid = policy.allow_setuid
         self._jobs = max(1, min(policy.jobs, len(index.frames)))
+        self._beat = beat
         self._pids: list[int] = []
         self._open: list[int] = []
-        self._archive = self._keep(open_to_read(path))
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        roots = tuple(self._keep(os.open(d, flags)) for d in destinations)
-        self._root_of: list[int] = []
-        for number, root in enumerate(index.roots):
-            self._root_of += [number] * root.count
         self._dropped = 0
-        self._job = unpack_worker.Job(
-            archive=self._archive,
-            index=index,
-            roots=roots,
-            root_of=self._root_of,
-            mode=self._modes(policy.allow_setuid),
-            owner=self._owners(),
-            xattrs=self._xattrs(policy.allow_setuid),
-            split=self._split(),
-            now_ns=unpack_worker.now_ns(),
-            packed=self._packed(destinations),
-            beat=beat,
-        )
 
     def __enter__(self) -> _Unpacking:
+        try:
+            self._prepare()
+        except BaseException:  # a signal too: nothing else closes what is open already
+            self._close_all()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -177,34 +177,54 @@ class _Unpacking:
         for pid in self._pids:
             os.waitpid(pid, 0)
         self._pids.clear()
-        while self._open:
-            os.close(self._open.pop())
+        self._close_all()
 
-    def _packed(self, _destinations: Sequence[str]) -> unpack_worker.Packed | None:
+    def _prepare(self) -> None:
+        index = self._index
+        self._job = unpack_worker.Job(
+            archive=self._keep(open_to_read(self._path)),
+            index=index,
+            roots=tuple(self._keep(os.open(d, _FOLDER)) for d in self._destinations),
+            root_of=[n for n, root in enumerate(index.roots) for _ in range(root.count)],
+            mode=self._modes(),
+            owner=self._owners(),
+            xattrs=self._xattrs(),
+            split=self._files_of_several_units(),
+            now_ns=time.time_ns(),
+            packed=self._open_packed_file(),
+            beat=self._beat,
+        )
+
+    def _open_packed_file(self) -> unpack_worker.PackedFile | None:
         return None
 
     def _keep(self, descriptor: int) -> int:
         self._open.append(descriptor)
         return descriptor
 
-    def _drop(self, descriptor: int) -> None:
+    def _close(self, descriptor: int) -> None:
         self._open.remove(descriptor)
         os.close(descriptor)
 
-    def _modes(self, allow_setuid: bool) -> list[int]:
+    def _close_all(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+    def _modes(self) -> list[int]:
+        """The mode to set of each entry."""
         index = self._index
-        if allow_setuid:
+        if self._allow_setuid:
             return index.mode
         out = list(index.mode)
         for number, mode in enumerate(out):
-            # On a directory setgid only hands down a group, which is no privilege.
+            # On a directory setgid only passes on a group, which is no privilege.
             if mode & 0o6000 and index.kind[number] == FILE:
                 out[number] = mode & 0o1777
                 self._dropped += 1
         return out
 
     def _owners(self) -> list[tuple[int, int] | None]:
-        """Owners to set: none where a new file has the right one already, or without privilege."""
+        """Owners to set: None where a new file has the right one already, or without privilege."""
         index = self._index
         mine = (os.geteuid(), os.getegid())
         if mine[0] != 0:
@@ -212,8 +232,9 @@ class _Unpacking:
         pairs = zip(index.uid, index.gid, strict=True)
         return [None if pair == mine else pair for pair in pairs]
 
-    def _xattrs(self, allow_setuid: bool) -> dict[int, Any]:
-        if allow_setuid:
+    def _xattrs(self) -> dict[int, Any]:
+        """The extended attributes to set, by entry."""
+        if self._allow_setuid:
             return self._index.xattrs
         out = {}
         for number, xattrs in self._index.xattrs.items():
@@ -222,12 +243,13 @@ class _Unpacking:
             out[number] = kept
         return out
 
-    def _split(self) -> frozenset[int]:
+    def _files_of_several_units(self) -> frozenset[int]:
         index = self._index
         large = {n for n, size in enumerate(index.size) if size > BLOCK}
         return frozenset(n for n in large if len(index.units_of(n)) > 1)
 
-    def run(self) -> Counts:
+    def run(self) -> Omissions:
+        """Do all of it."""
         tickets_out, tickets_in = map(self._keep, os.pipe())
         results_out, results_in = map(self._keep, os.pipe())
         failed = mmap.mmap(-1, 1)
@@ -236,48 +258,50 @@ class _Unpacking:
                 pid = fork()
                 if pid == 0:
                     os.close(tickets_in)
-                    unpack_worker.child(self._job, tickets_out, results_in, failed)
+                    unpack_worker.work(self._job, tickets_out, results_in, failed)
                 self._pids.append(pid)
-            self._drop(tickets_out)
-            self._drop(results_in)
+            self._close(tickets_out)
+            self._close(results_in)
             try:
-                self._feed(tickets_in)
+                self._hand_out_frames(tickets_in)
             except BrokenPipeError:
                 pass  # all workers have failed; they say why below
-            lost = self._gather(results_out)
+            lost = self._wait_for_workers(results_out)
         finally:
             failed.close()
         lost += self._finish()
-        return Counts(lost, self._dropped)
+        return Omissions(lost, self._dropped)
 
-    def _feed(self, tickets: int) -> None:
-        """Make directories in order; hand out each frame as soon as its directories stand."""
+    def _hand_out_frames(self, tickets: int) -> None:
+        """Make directories in order; hand out each frame as soon as its directories exist."""
         index, job = self._index, self._job
         ahead = done = 0
         for number, frame in enumerate(index.frames):
             while ahead < index.stored_bytes and ahead < frame.offset + 4 * _READ_AHEAD:
-                os.posix_fadvise(self._archive, ahead, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(job.archive, ahead, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
                 ahead += _READ_AHEAD
             for entry in range(done, min(frame.upto, index.entries)):
-                root = job.roots[self._root_of[entry]]
+                root = job.roots[job.root_of[entry]]
                 if index.kind[entry] == DIRECTORY and index.parent[entry] >= 0:
                     os.mkdir(index.path[entry], 0o700, dir_fd=root)
                 elif entry in job.split:
-                    self._make_large(entry, root)
+                    self._make_large_file(entry, root)
             done = max(done, frame.upto)
             os.write(tickets, unpack_worker.TICKET.pack(number))
+        self._hand_out_stops(tickets)
+
+    def _hand_out_stops(self, tickets: int) -> None:
         os.write(tickets, unpack_worker.TICKET.pack(unpack_worker.STOP) * self._jobs)
 
-    def _make_large(self, entry: int, root: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._index.path[entry], flags, 0o600, dir_fd=root)
+    def _make_large_file(self, entry: int, root: int) -> None:
+        descriptor = os.open(self._index.path[entry], _NEW_FILE, 0o600, dir_fd=root)
         try:
             os.ftruncate(descriptor, self._index.size[entry])
         finally:
             os.close(descriptor)
 
-    def _gather(self, results: int) -> int:
-        """Wait for all workers; raise what the first unlucky one met."""
+    def _wait_for_workers(self, results: int) -> int:
+        """How many attributes all workers lost; raises what one of them met."""
         codes = []
         while self._pids:
             codes.append(os.waitstatus_to_exitcode(os.waitpid(self._pids[0], 0)[1]))
@@ -293,21 +317,22 @@ class _Unpacking:
         return sum(report["lost"] for report in reports)
 
     def _finish(self) -> int:
-        """Large files' metadata, hard links, symlinks, directories; attributes lost."""
+        """Set large files' metadata, make hard links and symlinks, set directories' metadata;
+        return how many attributes were lost."""
         index, job = self._index, self._job
         lost = 0
         for entry in sorted(job.split):
-            lost += self._with_descriptor(entry)
+            lost += self._set_metadata(entry)
         for kind in (HARDLINK, SYMLINK):
             for entry in (n for n, k in enumerate(index.kind) if k == kind):
-                self._link(entry, kind)
+                self._make_link(entry, kind)
         for entry in range(index.entries - 1, -1, -1):
             if index.kind[entry] == DIRECTORY:
-                lost += self._directory(entry)
+                lost += self._set_directory_metadata(entry)
         return lost
 
-    def _with_descriptor(self, entry: int) -> int:
-        root = self._job.roots[self._root_of[entry]]
+    def _set_metadata(self, entry: int) -> int:
+        root = self._job.roots[self._job.root_of[entry]]
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._index.path[entry] or ".", flags, dir_fd=root)
         try:
@@ -315,9 +340,9 @@ class _Unpacking:
         finally:
             os.close(descriptor)
 
-    def _link(self, entry: int, kind: str) -> None:
+    def _make_link(self, entry: int, kind: str) -> None:
         index = self._index
-        root = self._job.roots[self._root_of[entry]]
+        root = self._job.roots[self._job.root_of[entry]]
         path, target = index.path[entry], index.link[entry]
         if kind == HARDLINK:
             os.link(target, path, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
@@ -329,10 +354,10 @@ class _Unpacking:
         times = (self._job.now_ns, index.mtime_ns[entry])
         os.utime(path, ns=times, dir_fd=root, follow_symlinks=False)
 
-    def _directory(self, entry: int) -> int:
+    def _set_directory_metadata(self, entry: int) -> int:
         index, job = self._index, self._job
-        lost = self._with_descriptor(entry) if entry in job.xattrs else 0
-        root = job.roots[self._root_of[entry]]
+        lost = self._set_metadata(entry) if entry in job.xattrs else 0
+        root = job.roots[job.root_of[entry]]
         path = index.path[entry] or "."
         owner = job.owner[entry]
         if owner is not None:
@@ -344,27 +369,34 @@ class _Unpacking:
 
 
 class _Packing(_Unpacking):
-    """The same into one file: while the workers write its content, its metadata is made here."""
+    """Unpacking into a packed tree: the workers write all contents into one file, and its metadata
+    is made here meanwhile."""
 
-    def _packed(self, destinations: Sequence[str]) -> unpack_worker.Packed:
-        (self._folder,) = destinations
-        self._places, self._length = sharing.layout(self._index)
+    _lost = 0
+
+    def _open_packed_file(self) -> unpack_worker.PackedFile:
+        from bootseer.depsnap.format import packed_tree  # other unpacking needs no EROFS
+
+        (folder,) = self._destinations
+        places, length = packed_tree.lay_out(self._index)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        path = os.path.join(self._folder, sharing.DATA)
-        descriptor = self._keep(os.open(path, flags, 0o600))
-        os.ftruncate(descriptor, self._length)
-        return unpack_worker.Packed(descriptor, self._places)
+        descriptor = self._keep(os.open(os.path.join(folder, PACKED_DATA), flags, 0o600))
+        os.ftruncate(descriptor, length)
+        return unpack_worker.PackedFile(descriptor, places, length)
 
-    def _feed(self, tickets: int) -> None:
+    def _hand_out_frames(self, tickets: int) -> None:
+        from bootseer.depsnap.format import packed_tree
+
         job, index = self._job, self._index
+        assert job.packed is not None
         for number, frame in enumerate(index.frames):
-            os.posix_fadvise(self._archive, frame.offset, frame.stored, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(job.archive, frame.offset, frame.stored, os.POSIX_FADV_WILLNEED)
             os.write(tickets, unpack_worker.TICKET.pack(number))
-        os.write(tickets, unpack_worker.TICKET.pack(unpack_worker.STOP) * self._jobs)
-        content, self._lost = sharing.metadata(
-            index, self._places, self._length, job.mode, job.xattrs
+        self._hand_out_stops(tickets)
+        content, self._lost = packed_tree.make_metadata(
+            index, job.packed.places, job.packed.length, job.mode, job.xattrs
         )
-        with open(os.path.join(self._folder, sharing.META), "xb") as file:
+        with open(os.path.join(self._destinations[0], PACKED_META), "xb") as file:
             file.write(content)
 
     def _finish(self) -> int:
@@ -374,141 +406,7 @@ class _Packing(_Unpacking):
 def _raise_reported(path: str, report: dict[str, Any]) -> None:
     if "corrupt" in report:
         raise CorruptDataError(f"archive {path}: {report['corrupt']}; fetch or make it again")
-    if "errno" in report and report["errno"] != 10:  # ECHILD: it only saw us stop
+    if "errno" in report and report["errno"] != _ECHILD:  # it only saw us stop
         raise OSError(report["errno"], report["text"], report["file"] or None)
     if "crash" in report:
         raise BootseerError(f"a restoring process failed: {report['crash']}")
-
-
-def _in_fresh_process(
-    path: str,
-    index: Index,
-    destinations: Sequence[str],
-    policy: Policy,
-    limits: Limits,
-    keep_open: Sequence[int],
-    packed: bool,
-    stall_s: float | None,
-) -> Counts:
-    order = {
-        "path": path,
-        "digest": index.digest,
-        "destinations": list(destinations),
-        "jobs": policy.jobs,
-        "allow_setuid": policy.allow_setuid,
-        "owners": None if policy.owners is None else sorted(policy.owners),
-        "limits": dataclasses.asdict(limits),
-        "packed": packed,
-    }
-    import subprocess  # costs 20 ms, and few come here
-
-    beat_out, beat_in = os.pipe()
-    try:
-        child = subprocess.Popen(
-            command_for(__name__, str(os.getpid()), str(beat_in)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # One that is left behind must not hold our standard error open for whoever reads it.
-            stderr=None if stall_s is None else subprocess.DEVNULL,
-            pass_fds=(*keep_open, beat_in),
-            start_new_session=True,  # its workers end with it, wherever they hang
-        )
-    finally:
-        os.close(beat_in)
-    try:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin as stream:
-            stream.write(json.dumps(order).encode())
-        answer = _read_answer(child.stdout.fileno(), beat_out, path, len(index.frames), stall_s)
-    finally:
-        os.close(beat_out)
-        if child.stdout is not None:
-            child.stdout.close()
-        if child.poll() is None:
-            _end(child)
-    reply: dict[str, Any] = {"error": "BootseerError", "text": "the restoring process died"}
-    if answer:
-        reply = json.loads(answer)
-    if "error" in reply:
-        raise getattr(errors, reply["error"])(reply["text"])
-    return Counts(reply["lost_xattrs"], reply["dropped_privileges"])
-
-
-def _read_answer(answer: int, beat: int, path: str, frames: int, stall_s: float | None) -> bytes:
-    """All that the fresh process says; raises DeadlineError where its reads of `path` stall."""
-    waiting = select.poll()
-    waiting.register(answer, select.POLLIN)
-    waiting.register(beat, select.POLLIN)
-    text, left = b"", frames
-    while True:
-        is_read = frames > 0 and left <= 0
-        limit_ms = None if stall_s is None or is_read else min(stall_s * 1000, _MOST_POLL_MS)
-        ready = [descriptor for descriptor, _ in waiting.poll(limit_ms)]
-        if not ready:
-            raise DeadlineError(
-                f"reading {path} brought nothing for {stall_s:g} s, with {frames - left} of "
-                f"{frames} frames read"
-            )
-        if beat in ready:
-            beats = len(os.read(beat, 1 << 16))
-            left -= beats
-            if not beats:  # all workers ended
-                waiting.unregister(beat)
-        if answer in ready:
-            part = os.read(answer, 1 << 16)
-            if not part:
-                return text
-            text += part
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the fresh process with its workers; one that hangs in the kernel is left behind."""
-    import subprocess
-
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_END_S)
-
-
-def read_index(path: str, digest: Digest, limits: Limits, stall_s: float | None) -> Index:
-    """An archive's index. Raises DeadlineError where it takes longer than `stall_s`, and what
-    `index.read` raises."""
-    if stall_s is None:
-        return index_format.read(path, expected_digest=digest, limits=limits)
-
-    def read() -> bytes:
-        stored, frames_end = index_format.load(path, limits)
-        return _FRAMES_END.pack(frames_end) + stored
-
-    reply = read_apart(read, stall_s, path)
-    (frames_end,) = _FRAMES_END.unpack_from(reply)
-    return index_format.decode(path, reply[_FRAMES_END.size :], frames_end, digest, limits)
-
-
-def main() -> None:
-    """The fresh process: one order on standard input, one answer on standard output."""
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # who started us
-        return
-    order = json.load(sys.stdin)
-    beat = int(sys.argv[2])
-    owners = order["owners"]
-    policy = Policy(
-        order["jobs"],
-        order["allow_setuid"],
-        None if owners is None else frozenset((uid, gid) for uid, gid in owners),
-    )
-    limits = Limits(**order["limits"])
-    try:
-        index = index_format.read(order["path"], expected_digest=order["digest"], limits=limits)
-        packed: bool = order["packed"]
-        places: list[str] = order["destinations"]
-        counts = unpack(
-            order["path"], index, places, policy, limits=limits, packed=packed, beat=beat
-        )
-        reply: dict[str, object] = dataclasses.asdict(counts)
-    except BootseerError as error:
-        reply = {"error": type(error).__name__, "text": str(error)}
-    sys.stdout.write(json.dumps(reply))

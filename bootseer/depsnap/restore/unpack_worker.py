@@ -1,6 +1,6 @@
-"""One restoring process: takes frame numbers from a pipe, verifies, decodes, creates files.
+"""A worker of an unpacking: takes frame numbers from a pipe, verifies, decodes, creates files.
 
-Runs in a forked child (see `unpack`), so it may set the umask and ends with `os._exit`.
+It is a forked child (see `unpack`), so it may set the umask and ends with `os._exit`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import mmap
 import os
 import signal
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,31 +24,38 @@ from bootseer.errors import BootseerError
 from bootseer.system.regular_files import write_fully
 
 TICKET = struct.Struct("<I")
+"""The number of a frame to unpack, or STOP."""
 STOP = 0xFFFFFFFF
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OLD = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_EXISTING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(4096))
-_MOST_PIECES = 1000
+_MOST_BUFFERS = 1000
 """Buffers in one call: Linux takes 1024 (IOV_MAX)."""
 _UNSUPPORTED = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Where contents go that become one file: its descriptor, and each entry's place in it."""
+class PackedFile:
+    """The file that all contents of a packed tree are written into.
+
+    `places` has the offset of each entry's content, `length` is the file's.
+    """
 
     descriptor: int
     places: list[int]
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker needs. `mode` and `owner` are as they shall be set (owner None: leave).
+    """What every worker needs.
 
-    With `packed` no files are made: all contents go into one. `beat` is a pipe that gets a byte
-    for each frame that was read, -1 for none.
+    `roots` are descriptors, `root_of` has each entry's root. `mode`, `owner` and `xattrs` are to
+    be set (owner None: leave). `split` are the files of several units: their parent makes them.
+    With `packed` no files are made: all contents go into that one. `beat` is a pipe that gets a
+    byte for each frame that was read, -1 for none.
     """
 
     archive: int
@@ -61,14 +67,15 @@ class Job:
     xattrs: dict[int, XAttrs]
     split: frozenset[int]
     now_ns: int
-    packed: Packed | None = None
+    packed: PackedFile | None = None
     beat: int = -1
 
 
 def set_metadata(job: Job, number: int, descriptor: int) -> int:
-    """Owner, special mode bits, attributes and times of an open file; attributes lost.
+    """Set owner, special mode bits, attributes and times of an open file.
 
-    The access time is later than the mtime, so that `relatime` writes nothing at a first read.
+    Returns how many attributes were lost. The access time is later than the mtime, so that
+    `relatime` writes nothing at a first read.
     """
     lost = 0
     owner = job.owner[number]
@@ -84,7 +91,7 @@ def set_metadata(job: Job, number: int, descriptor: int) -> int:
 
 
 def set_xattrs(descriptor: int, xattrs: XAttrs) -> int:
-    """Set extended attributes; how many this file system or privilege refuses is returned."""
+    """Set extended attributes; returns how many the file system or lacking privileges refused."""
     lost = 0
     for name, value in xattrs:
         try:
@@ -96,22 +103,26 @@ def set_xattrs(descriptor: int, xattrs: XAttrs) -> int:
     return lost
 
 
-def _write_row(descriptor: int, row: list[memoryview], offset: int) -> None:
-    """Write buffers back to back at a place of a file."""
-    left = sum(map(len, row))
+def _write_buffers(descriptor: int, buffers: list[memoryview], offset: int) -> None:
+    """Write buffers back to back at an offset of a file."""
+    left = sum(map(len, buffers))
     while True:
-        done = os.pwritev(descriptor, row, offset)
+        done = os.pwritev(descriptor, buffers, offset)
         left -= done
         if not left:
             return
         offset += done
-        while done >= len(row[0]):
-            done -= len(row.pop(0))
-        row[0] = row[0][done:]
+        while done >= len(buffers[0]):
+            done -= len(buffers.pop(0))
+        buffers[0] = buffers[0][done:]
 
 
-def child(job: Job, tickets: int, results: int, failed: mmap.mmap) -> None:
-    """The whole life of a forked worker; never returns."""
+def work(job: Job, tickets: int, results: int, failed: mmap.mmap) -> None:
+    """The whole life of a forked worker; never returns.
+
+    Its report is a line of JSON in `results`; `failed` is shared with all workers, and one that
+    fails sets it so that the others stop.
+    """
     code = 1
     report: dict[str, object] = {}
     try:
@@ -124,7 +135,7 @@ def child(job: Job, tickets: int, results: int, failed: mmap.mmap) -> None:
         report = {"errno": error.errno, "text": error.strerror, "file": str(error.filename or "")}
     except BootseerError as error:
         report = {"corrupt": str(error)}
-    except BaseException as error:  # the parent must hear of any end; it raises what it is told
+    except BaseException as error:  # the parent raises whatever is reported
         report = {"crash": repr(error)[:500]}
     finally:
         if code:
@@ -140,12 +151,15 @@ class _Worker:
         self._job = job
         self._folder = -1
         self._folder_fd = -1
-        self._large = -1
-        self._large_units: dict[int, Unit] = {}
+        self._split = -1
+        self._split_units: dict[int, Unit] = {}
 
     def run(self, tickets: int, failed: mmap.mmap) -> int:
-        """Restore frame after frame; attributes lost. An end of the pipe without STOP means that
-        the parent is gone: then nothing more may be written."""
+        """Unpack frame after frame; returns how many attributes were lost.
+
+        An end of the pipe without STOP means that the parent has ended: then nothing more may be
+        written.
+        """
         job = self._job
         decoder = zstandard.ZstdDecompressor()
         lost = 0
@@ -161,39 +175,39 @@ class _Worker:
             if job.beat >= 0:
                 os.write(job.beat, b".")
             if job.packed is not None:
-                self._pack(job.packed, frame, data)
+                self._write_packed(job.packed, frame, data)
                 continue
             flat = iter(frame.units)
             for entry in flat:
                 block, at = next(flat), next(flat)
                 if entry in job.split:
-                    self._part(entry, block, data[at:])
+                    self._fill_block(entry, block, data[at:])
                 else:
-                    lost += self._whole(entry, data, at)
+                    lost += self._create_file(entry, data, at)
         return lost
 
-    def _pack(self, packed: Packed, frame: Frame, data: memoryview) -> None:
+    def _write_packed(self, packed: PackedFile, frame: Frame, data: memoryview) -> None:
         """Write a frame's contents to their places, neighbours in one call."""
-        row: list[memoryview] = []
+        buffers: list[memoryview] = []
         start = end = 0
-        for place, part in self._pieces(packed, frame, data):
+        for place, part in self._contents(packed, frame, data):
             gap = place - end
-            if row and (not 0 <= gap < len(_ZEROS) or len(row) > _MOST_PIECES):
-                _write_row(packed.descriptor, row, start)
-                row = []
-            if not row:
+            if buffers and (not 0 <= gap < len(_ZEROS) or len(buffers) > _MOST_BUFFERS):
+                _write_buffers(packed.descriptor, buffers, start)
+                buffers = []
+            if not buffers:
                 start = place
             elif gap:
-                row.append(_ZEROS[:gap])
-            row.append(part)
+                buffers.append(_ZEROS[:gap])
+            buffers.append(part)
             end = place + len(part)
-        if row:
-            _write_row(packed.descriptor, row, start)
+        if buffers:
+            _write_buffers(packed.descriptor, buffers, start)
 
-    def _pieces(
-        self, packed: Packed, frame: Frame, data: memoryview
+    def _contents(
+        self, packed: PackedFile, frame: Frame, data: memoryview
     ) -> Iterator[tuple[int, memoryview]]:
-        """A frame's contents: where each goes, and its bytes."""
+        """A frame's contents: the place of each, and its bytes."""
         index = self._job.index
         flat = iter(frame.units)
         for entry in flat:
@@ -208,15 +222,19 @@ class _Worker:
                 length = min(BLOCK, size - start)
                 yield place + start, data[at : at + length]
                 continue
-            if entry != self._large:
-                self._large_units = {u.block: u for u in index.units_of(entry)}
-                self._large = entry
-            for offset, length in self._large_units[block].segments:
+            for offset, length in self._unit(entry, block).segments:
                 yield place + offset, data[at : at + length]
                 at += length
 
-    def _whole(self, entry: int, data: memoryview, at: int) -> int:
-        """Create a file of one unit."""
+    def _unit(self, entry: int, block: int) -> Unit:
+        """A unit of a split file; those of the last one are remembered."""
+        if entry != self._split:
+            self._split_units = {u.block: u for u in self._job.index.units_of(entry)}
+            self._split = entry
+        return self._split_units[block]
+
+    def _create_file(self, entry: int, data: memoryview, at: int) -> int:
+        """Create a file of one unit; returns how many attributes were lost."""
         job = self._job
         index = job.index
         parent = index.parent[entry]
@@ -232,41 +250,37 @@ class _Worker:
                     write_fully(descriptor, data[at : at + size])
                 else:
                     os.ftruncate(descriptor, size)
-                    self._segments(descriptor, segments, data[at:])
+                    _write_segments(descriptor, segments, data[at:])
             return set_metadata(job, entry, descriptor)
         finally:
             os.close(descriptor)
 
-    def _part(self, entry: int, block: int, data: memoryview) -> None:
+    def _fill_block(self, entry: int, block: int, data: memoryview) -> None:
         """Fill one block of a file that the parent has made."""
         job = self._job
-        if entry != self._large:
-            self._large_units = {u.block: u for u in job.index.units_of(entry)}
-            self._large = entry
         root = job.roots[job.root_of[entry]]
-        descriptor = os.open(job.index.path[entry], _OLD, dir_fd=root)
+        descriptor = os.open(job.index.path[entry], _EXISTING, dir_fd=root)
         try:
-            self._segments(descriptor, self._large_units[block].segments, data)
+            _write_segments(descriptor, self._unit(entry, block).segments, data)
         finally:
             os.close(descriptor)
 
-    @staticmethod
-    def _segments(descriptor: int, segments: tuple[tuple[int, int], ...], data: memoryview) -> None:
-        at = 0
-        for offset, length in segments:
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            write_fully(descriptor, data[at : at + length])
-            at += length
-
     def _enter(self, folder: int, root: int) -> None:
+        """Open the directory that the next files are created in."""
         if self._folder_fd >= 0:
             os.close(self._folder_fd)
             self._folder_fd = -1
-        # No link can stand in the way: links are made after all files, in a private directory.
+        # No link can be on this path: links are made after all files, in a private directory.
         path = self._job.index.path[folder] or "."
         self._folder_fd = os.open(path, _FOLDER, dir_fd=root)
         self._folder = folder
 
 
-def now_ns() -> int:
-    return time.time_ns()
+def _write_segments(
+    descriptor: int, segments: tuple[tuple[int, int], ...], data: memoryview
+) -> None:
+    at = 0
+    for offset, length in segments:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        write_fully(descriptor, data[at : at + length])
+        at += length

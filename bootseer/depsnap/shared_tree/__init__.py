@@ -1,1 +1,1 @@
-"""The node's unpacked trees and how a target gets one."""
+"""Snapshots unpacked once a node, and the forms in which a target gets one."""

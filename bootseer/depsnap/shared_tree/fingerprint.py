@@ -1,4 +1,4 @@
-"""A fast fingerprint of a tree's metadata, to find out whether anybody wrote to it."""
+"""A fast fingerprint of a tree's metadata, which shows whether something wrote to it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import xxhash
 from bootseer.system.fork import fork
 
 _MASK = (1 << 128) - 1
-# Enough directories to share out evenly, found before a second process is worth its fork.
-_SHARED_OUT = 256
+_DIVISIBLE = 256
+"""So many directories can be divided evenly, and are worth the fork of a second process."""
 _name = attrgetter("name")
 
 
@@ -22,15 +22,15 @@ def seal(roots: list[str]) -> list[str]:
     """Two digests over every entry below `roots`: with and without the files' ctimes.
 
     Each directory is hashed with its path, and the hashes are added up, so that two processes can
-    walk half the tree each. It tells of changes by accident; who forges inode numbers and ctimes
-    has the disk. Raises OSError for what cannot be read.
+    walk half the tree each. It shows accidental changes: forging inode numbers and ctimes takes
+    access to the disk itself. Raises OSError for what cannot be read.
     """
     pending = [(str(number), root) for number, root in enumerate(roots)]
-    strict, loose = _walk(pending, _SHARED_OUT)
+    strict, loose = _walk(pending, _DIVISIBLE)
     if pending and threading.active_count() == 1 and len(os.sched_getaffinity(0)) > 1:
-        other = _start(pending[1::2])
+        other = _start_walk(pending[1::2])
         mine = _walk(pending[::2])
-        theirs = _result(*other)
+        theirs = _await_walk(*other)
     else:
         mine, theirs = _walk(pending), (0, 0)
     totals = (strict + mine[0] + theirs[0], loose + mine[1] + theirs[1])
@@ -43,10 +43,10 @@ def _walk(pending: list[tuple[str, str]], most: int | None = None) -> tuple[int,
     while pending and (most is None or len(pending) <= most):
         relative, folder = pending.pop(0 if most is not None else -1)
         with os.scandir(folder) as listing:
-            found = sorted(listing, key=_name)
+            entries = sorted(listing, key=_name)
         rows: list[tuple[str | int, ...]] = [(relative,)]
         ctimes: list[int] = []
-        for entry in found:
+        for entry in entries:
             is_directory = entry.is_dir(follow_symlinks=False)
             s = entry.stat(follow_symlinks=False)
             row = (entry.name, s.st_mode, s.st_mtime_ns, s.st_ino, s.st_uid)
@@ -64,8 +64,8 @@ def _walk(pending: list[tuple[str, str]], most: int | None = None) -> tuple[int,
     return strict, loose
 
 
-def _start(pending: list[tuple[str, str]]) -> tuple[int, int]:
-    """Walk in a forked child; its process id and the pipe that brings its sums."""
+def _start_walk(pending: list[tuple[str, str]]) -> tuple[int, int]:
+    """Walk in a forked child; its process id and the pipe that its sums come through."""
     out, into = os.pipe()
     pid = fork()
     if pid == 0:
@@ -80,7 +80,7 @@ def _start(pending: list[tuple[str, str]]) -> tuple[int, int]:
     return pid, out
 
 
-def _result(pid: int, out: int) -> tuple[int, int]:
+def _await_walk(pid: int, out: int) -> tuple[int, int]:
     try:
         sums = os.read(out, 32)
     finally:

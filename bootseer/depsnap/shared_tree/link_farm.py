@@ -6,10 +6,12 @@ import errno
 import fcntl
 import os
 import stat
+import time
+from contextlib import ExitStack
 from typing import Literal
 
 from bootseer.depsnap.format.index_records import Index, IndexRoot
-from bootseer.depsnap.restore import unpack_worker
+from bootseer.depsnap.restore.unpack_worker import set_xattrs
 from bootseer.depsnap.types import DIRECTORY, FILE, HARDLINK
 
 FarmForm = Literal["reflink", "hardlink", "copy"]
@@ -21,52 +23,48 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def fill(index: Index, root: IndexRoot, source: str, target: str, form: FarmForm) -> None:
-    """Make `target` (private, empty) look like `source`, the tree's directory of `root`.
+    """Fill `target` (private, empty) with what `source`, the tree's directory of `root`, holds.
 
     Modes come from the index, so that a tree without write bits gives directories that can be
     written; hard-linked files share the tree's own mode. Raises OSError (EXDEV, EOPNOTSUPP,
     EMLINK, ENOSPC, …) with part of it done.
     """
-    one = _Farm(index, root, source, target, form)
-    try:
-        one.run()
-    finally:
-        one.close()
+    with ExitStack() as stack:
+        descriptors = []
+        for folder in (source, target):
+            descriptors.append(os.open(folder, _FOLDER))
+            stack.callback(os.close, descriptors[-1])
+        numbers = range(root.first, root.first + root.count)
+        _Farm(index, numbers, descriptors[0], descriptors[1], form).run()
 
 
 class _Farm:
     def __init__(
-        self, index: Index, root: IndexRoot, source: str, target: str, form: FarmForm
+        self, index: Index, numbers: range, source: int, target: int, form: FarmForm
     ) -> None:
-        self._index = index
-        self._numbers = range(root.first, root.first + root.count)
+        self._index, self._numbers = index, numbers
+        self._source, self._target = source, target
         self._form = form
         self._is_root = os.geteuid() == 0
-        self._source = os.open(source, _FOLDER)
-        self._target = os.open(target, _FOLDER)
-
-    def close(self) -> None:
-        os.close(self._source)
-        os.close(self._target)
 
     def run(self) -> None:
         index = self._index
-        now_ns = unpack_worker.now_ns()
+        now_ns = time.time_ns()
         for number in self._numbers:
             kind, path = index.kind[number], index.path[number]
             if kind == DIRECTORY:
                 if path:
                     os.mkdir(path, 0o700, dir_fd=self._target)
             elif kind == FILE:
-                self._file(number, now_ns)
+                self._make_file(number, now_ns)
         for number in self._numbers:
             if index.kind[number] not in (DIRECTORY, FILE):
-                self._link(number, now_ns)
+                self._make_link(number, now_ns)
         for number in reversed(self._numbers):
             if index.kind[number] == DIRECTORY:
-                self._directory(number, now_ns)
+                self._set_directory_metadata(number, now_ns)
 
-    def _file(self, number: int, now_ns: int) -> None:
+    def _make_file(self, number: int, now_ns: int) -> None:
         path = self._index.path[number]
         if self._form == "hardlink":
             os.link(
@@ -85,7 +83,7 @@ class _Farm:
                     fcntl.ioctl(target, FICLONE, source)
                 else:
                     self._copy(source, target, number)
-                self._metadata(number, source, target, now_ns)
+                self._set_metadata(number, source, target, now_ns)
             finally:
                 os.close(target)
         finally:
@@ -106,7 +104,7 @@ class _Farm:
                     raise OSError(errno.EIO, "shorter than recorded", self._index.path[number])
                 left -= done
 
-    def _metadata(self, number: int, source: int, target: int, now_ns: int) -> None:
+    def _set_metadata(self, number: int, source: int, target: int, now_ns: int) -> None:
         status = os.fstat(source)
         privileged = status.st_mode & 0o6000
         mode = (self._index.mode[number] & 0o1777) | privileged
@@ -114,10 +112,10 @@ class _Farm:
             os.fchown(target, status.st_uid, status.st_gid)
         os.fchmod(target, mode)
         for name in os.listxattr(source):
-            unpack_worker.set_xattrs(target, ((name, os.getxattr(source, name)),))
+            set_xattrs(target, ((name, os.getxattr(source, name)),))
         os.utime(target, ns=(now_ns, status.st_mtime_ns))
 
-    def _link(self, number: int, now_ns: int) -> None:
+    def _make_link(self, number: int, now_ns: int) -> None:
         index = self._index
         path, text = index.path[number], index.link[number]
         if index.kind[number] == HARDLINK:
@@ -131,7 +129,7 @@ class _Farm:
         times = (now_ns, status.st_mtime_ns)
         os.utime(path, ns=times, dir_fd=self._target, follow_symlinks=False)
 
-    def _directory(self, number: int, now_ns: int) -> None:
+    def _set_directory_metadata(self, number: int, now_ns: int) -> None:
         path = self._index.path[number] or "."
         status = os.stat(path, dir_fd=self._source, follow_symlinks=False)
         if self._is_root:

@@ -1,4 +1,4 @@
-"""Records of where shared trees are mounted or linked, so that they are pinned and can be undone.
+"""Records of where shared trees are mounted or linked: they pin the trees and allow to undo that.
 
 Each is a directory `placements/<hash of target and mount namespace>/` in the cache (containers of
 one node have the same paths) with `record.json` and, for an overlay, its private layers. Copies and
@@ -54,7 +54,7 @@ class Record:
 
     @property
     def alive(self) -> bool | None:
-        """Whether it still stands; None when another mount namespace hides the answer."""
+        """Whether it still exists; None when another mount namespace hides the answer."""
         if self.linked:
             return True
         if self.boot != boot_id():
@@ -66,7 +66,7 @@ class Record:
 
     @property
     def linked(self) -> bool:
-        """Whether it is a symlink that stands as it was made, as seen from here."""
+        """Whether it is a symlink that is still as it was made, as seen from here."""
         if self.form != "symlink" or not os.path.islink(self.target):
             return False
         return os.readlink(self.target) == self.source
@@ -82,16 +82,16 @@ class Record:
 
 
 def folder_of(cache_dir: str, target: str) -> str:
-    """Where a placement made now, in this mount namespace, has its record."""
+    """Where the record of a placement that is made now, in this mount namespace, is kept."""
     name = f"{mount_namespace()} ".encode() + os.fsencode(target)
     digest = sha256.of_bytes(name)[:32]
     return os.path.join(os.path.abspath(cache_dir), "placements", digest)
 
 
 def find(cache_dir: str, target: str) -> Record | None:
-    """The record of what stands, or stood, at `target` in this mount namespace.
+    """The record of a placement at `target` in this mount namespace, which may have ended.
 
-    A symlink outlives its namespace and the boot, so it is found under any.
+    A symlink outlives its namespace and the boot, so one made in another is found as well.
     """
     own = read(folder_of(cache_dir, target))
     if own is not None or not os.path.islink(target):
@@ -101,7 +101,7 @@ def find(cache_dir: str, target: str) -> Record | None:
 
 
 def write(folder: str, target: str, form: Form, digest: Digest, source: str, created: bool) -> None:
-    """Written before the placement is made, so that a kill leaves nothing unknown."""
+    """Record a placement that is about to be made, so that a kill leaves none unrecorded."""
     row = {
         "target": target,
         "form": form,
@@ -117,6 +117,7 @@ def write(folder: str, target: str, form: Form, digest: Digest, source: str, cre
 
 
 def read(folder: str) -> Record | None:
+    """The record in a folder; None when there is none or it is damaged."""
     try:
         with open(os.path.join(folder, "record.json"), "rb") as file:
             row: dict[str, Any] = json.loads(file.read().decode("ascii"))
@@ -136,6 +137,7 @@ def read(folder: str) -> Record | None:
 
 
 def all_records(cache_dir: str) -> Iterator[Record]:
+    """The records of all placements of a cache."""
     folder = os.path.join(os.path.abspath(cache_dir), "placements")
     try:
         names = sorted(os.listdir(folder))
@@ -148,12 +150,12 @@ def all_records(cache_dir: str) -> Iterator[Record]:
 
 
 def in_use(cache_dir: str, digest: Digest) -> bool:
-    """Whether a placement of this tree stands, or may stand in another mount namespace."""
+    """Whether a placement of this tree exists, or may exist in another mount namespace."""
     return any(r.digest == digest and r.alive is not False for r in all_records(cache_dir))
 
 
 def sweep(cache_dir: str) -> int:
-    """Remove the records and layers of placements that are gone; how many."""
+    """Remove the records and layers of placements that have ended; how many."""
     count = 0
     for record in list(all_records(cache_dir)):
         if record.alive is False:

@@ -1,1 +1,1 @@
-"""Snapshots in a store: records, archives, publication, collection."""
+"""Snapshots in a store: records, archives, publication, garbage collection."""

@@ -1,4 +1,4 @@
-"""An archive of any store as a local file: where it lies, or a copy for as long as it is used."""
+"""An archive of any store as a local file: the store's own, or a copy while it is used."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bootseer.depsnap.store import records
+from bootseer.depsnap.store.record_file import Record
 from bootseer.errors import from_os_error
 from bootseer.storage.store import Store
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from bootseer.storage.download import Patience
-
-FOLDER = "fetched"
+_FOLDER = "fetched"
 
 
 @contextmanager
-def archive_path(
-    store: Store, record: records.Record, cache: str, patience: Patience | None = None
+def local_archive(
+    store: Store, record: Record, cache: str, limit_s: float | None = None
 ) -> Iterator[str]:
-    """The record's archive as a path; a copy from elsewhere lies in the node's cache meanwhile.
+    """The path of the record's archive; a copy of a remote one is kept in the node's cache.
 
-    Raises the store's errors, DeadlineError where `patience` with a copy ends, and NoSpaceError
-    when the cache cannot hold it.
+    With `limit_s` copying is given up once it has been so slow for so long that it would take
+    longer than the install did. Raises the store's errors, DeadlineError for a copy that was given
+    up, and NoSpaceError when the cache cannot hold it.
     """
-    name = f"{records.folder(record.key)}/{record.archive.name}"
-    there = store.local_path(name)
-    if there is not None:
-        yield there
+    name = records.archive_name(record)
+    local = store.local_path(name)
+    if local is not None:
+        yield local
         return
-    from bootseer.storage.download import download  # its threads take long to import
+    from bootseer.storage.download import Patience, download  # its threads take long to import
 
-    path = _free_path(cache)
+    patience = None if limit_s is None else Patience(limit_s=limit_s, worth_s=record.install_s)
+    path = _new_path(cache)
     download(store, name, path, patience)
     try:
         yield path
@@ -43,16 +42,16 @@ def archive_path(
 
 @contextmanager
 def draft_path(store: Store, temporary: str, cache: str) -> Iterator[str]:
-    """Where to write what will become the store's object `temporary`.
+    """Where to write the content of the store's object `temporary`.
 
     In a store on this machine that is the object itself; else a file of the node's cache, which
-    `upload` then puts there.
+    `upload` then copies.
     """
-    there = store.local_path(temporary)
-    if there is not None:
-        yield there
+    local = store.local_path(temporary)
+    if local is not None:
+        yield local
         return
-    path = _free_path(cache)
+    path = _new_path(cache)
     try:
         yield path
     finally:
@@ -60,13 +59,13 @@ def draft_path(store: Store, temporary: str, cache: str) -> Iterator[str]:
 
 
 def upload(store: Store, temporary: str, path: str) -> None:
-    """Bring a draft to the store where it is not there already; its length is checked."""
+    """Copy a draft to the store where it is not there already; its length is checked."""
     if store.local_path(temporary) is None:
         store.create_from_file(temporary, path)
 
 
-def _free_path(cache: str) -> str:
-    folder = os.path.join(cache, FOLDER)
+def _new_path(cache: str) -> str:
+    folder = os.path.join(cache, _FOLDER)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:

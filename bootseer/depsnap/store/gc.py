@@ -1,8 +1,8 @@
-"""What may go from a store and from a node's cache: planned by pure rules, then deleted.
+"""Garbage collection of a store and of a node's cache: planned by pure rules, then carried out.
 
 Never removed: a key whose lease is held and whose files are young, and a tree in use. Ages are
-measured by the store's own clock, read from a file that we make there. Readers of a removed
-archive keep their open file; one that comes a moment later falls back to a plain install.
+measured by the store's own clock, read from a file that is made there. Readers of a removed
+archive keep their open file; a start that opens it a moment later falls back to a plain install.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from bootseer.depsnap import target_note
 from bootseer.depsnap.settings import DAY_S
-from bootseer.depsnap.shared_tree import tree
-from bootseer.depsnap.store import records
+from bootseer.depsnap.shared_tree import cache as treecache
+from bootseer.depsnap.shared_tree import placement_records
+from bootseer.depsnap.store import record_file, records
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError
 from bootseer.storage.store import Stat, Store
 
 ABANDONED_S = DAY_S
+_YOUNG_LEASE_S = 60
 Why = Literal["too old", "over the size limit", "unreferenced", "temporary"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Removal:
-    """One thing to delete: a store's name or a cached tree's path, its bytes, and why."""
+    """A store's object or a cached tree to delete: its name or digest, its bytes, and why."""
 
     name: str
     size_bytes: int
@@ -33,7 +34,7 @@ class Removal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The names of a usable record and of the archive that it names."""
+    """The object names of a usable record and of its archive."""
 
     record: str
     archive: str
@@ -41,9 +42,9 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeyState:
-    """All objects of one key with their ages, as the plan needs them. Times in seconds.
+    """All objects of one key with their ages, for `plan`. Times in seconds.
 
-    `snapshots` are all its usable ones; None where one is of a newer version than we can read.
+    `snapshots` are all its usable ones; None where one is of a newer version than can be read.
     """
 
     key: str
@@ -54,36 +55,37 @@ class KeyState:
 
 
 def survey(store: Store) -> list[KeyState]:
-    """Look at every key of a store."""
-    return [_survey_key(store, key) for key in records.keys(store)]
+    """List the objects of every key of a store."""
+    return [_survey_key(store, key) for key in records.list_keys(store)]
 
 
 def _survey_key(store: Store, key: str) -> KeyState:
     folder = records.folder(key)
     objects = tuple(s for s in store.list(folder) if not s.is_folder)
+    lease = records.lease_folder(key)
     try:
-        lease_files = tuple(store.list(f"{folder}/lease"))
-        left = (*store.temporaries(folder), *store.temporaries(f"{folder}/lease"))
+        leases = tuple(store.list(lease))
+        temporaries = (*store.temporaries(folder), *store.temporaries(lease))
     except NotFoundError:
-        lease_files, left = (), tuple(store.temporaries(folder))
-    return KeyState(key, objects, left, lease_files, _snapshots(store, key))
+        leases, temporaries = (), tuple(store.temporaries(folder))
+    return KeyState(key, objects, temporaries, leases, _find_snapshots(store, key))
 
 
-def _snapshots(store: Store, key: str) -> tuple[Snapshot, ...] | None:
+def _find_snapshots(store: Store, key: str) -> tuple[Snapshot, ...] | None:
     try:
         return tuple(
             Snapshot(
-                records.name_of(key, found.generation),
-                f"{records.folder(key)}/{found.record.archive.name}",
+                records.record_name(key, published.generation),
+                records.archive_name(published.record),
             )
-            for found in records.usable(store, key, on_damaged=_pass_over)
+            for published in records.find_usable(store, key, on_damaged=_ignore)
         )
     except NotSupportedError:
         return None
 
 
-def _pass_over(_: records.BadRecordError) -> None:
-    """What a damaged record names nobody can tell: no start finds its archive."""
+def _ignore(_: records.BadRecordError) -> None:
+    """Which archive a damaged record names cannot be known: no start finds it either."""
 
 
 def now_s(store: Store) -> float:
@@ -104,42 +106,42 @@ def plan(
     out: list[Removal] = []
     kept: list[_Sized] = []
     for state in states:
-        if _young(state.leases, now):
-            continue  # being installed or published, or just was
+        if _has_young_lease(state, now):
+            continue  # it is being installed or published, or was a moment ago
         out += _leftovers(state, now)
-        for found in _sized(state, now):
-            if max_age_s is not None and now - found.born_s > max_age_s:
-                out += _all_of(found, "too old")
+        for snapshot in _measure_snapshots(state, now):
+            if max_age_s is not None and now - snapshot.published_s > max_age_s:
+                out += _removals_of(snapshot, "too old")
             else:
-                kept.append(found)
+                kept.append(snapshot)
     if max_size_bytes is not None:
-        total = sum(found.archive_bytes for found in kept)
-        for found in sorted(kept, key=lambda found: found.born_s):
+        total = sum(snapshot.archive_bytes for snapshot in kept)
+        for snapshot in sorted(kept, key=lambda snapshot: snapshot.published_s):
             if total <= max_size_bytes:
                 break
-            out += _all_of(found, "over the size limit")
-            total -= found.archive_bytes
-    gone = {removal.name: removal for removal in out}
+            out += _removals_of(snapshot, "over the size limit")
+            total -= snapshot.archive_bytes
+    removals = {removal.name: removal for removal in out}
     for state in states:
-        if state.snapshots and all(snapshot.record in gone for snapshot in state.snapshots):
-            why = gone[state.snapshots[0].record].why
+        if state.snapshots and all(snapshot.record in removals for snapshot in state.snapshots):
+            why = removals[state.snapshots[0].record].why
             rest = [Removal(o.name, o.size_bytes, why) for o in state.objects]
-            gone |= {
-                removal.name: removal for removal in _ordered(rest) if removal.name not in gone
+            removals |= {
+                removal.name: removal for removal in _ordered(rest) if removal.name not in removals
             }
-    return list(gone.values())
+    return list(removals.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sized:
-    """A snapshot's own objects, when it was published and what its archive takes."""
+    """A snapshot's own objects, when it was published and the size of its archive."""
 
     objects: tuple[Stat, ...]
-    born_s: float
+    published_s: float
     archive_bytes: int
 
 
-def _sized(state: KeyState, now: float) -> list[_Sized]:
+def _measure_snapshots(state: KeyState, now: float) -> list[_Sized]:
     out = []
     for snapshot in state.snapshots or ():
         own = tuple(o for o in state.objects if o.name in (snapshot.record, snapshot.archive))
@@ -148,8 +150,8 @@ def _sized(state: KeyState, now: float) -> list[_Sized]:
     return out
 
 
-def _young(leases: Sequence[Stat], now: float) -> bool:
-    return any(now - lease.mtime_s < 60 for lease in leases)
+def _has_young_lease(state: KeyState, now: float) -> bool:
+    return any(now - lease.mtime_s < _YOUNG_LEASE_S for lease in state.leases)
 
 
 def _leftovers(state: KeyState, now: float) -> list[Removal]:
@@ -159,23 +161,23 @@ def _leftovers(state: KeyState, now: float) -> list[Removal]:
         if now - t.mtime_s > ABANDONED_S
     ]
     if state.snapshots is None:
-        return out  # any archive may be named by the record that we cannot read
+        return out  # the record that cannot be read may name any archive
     named = {snapshot.archive for snapshot in state.snapshots}
-    for found in state.objects:
-        name = found.name.rpartition("/")[2]
-        if now - found.mtime_s <= ABANDONED_S or found.name in named:
+    for stored in state.objects:
+        name = stored.name.rpartition("/")[2]
+        if now - stored.mtime_s <= ABANDONED_S or stored.name in named:
             continue
-        if records.ARCHIVE.fullmatch(name):
-            out.append(Removal(found.name, found.size_bytes, "unreferenced"))
+        if record_file.ARCHIVE.fullmatch(name):
+            out.append(Removal(stored.name, stored.size_bytes, "unreferenced"))
     return out
 
 
-def _all_of(found: _Sized, why: Why) -> list[Removal]:
-    return _ordered([Removal(o.name, o.size_bytes, why) for o in found.objects])
+def _removals_of(snapshot: _Sized, why: Why) -> list[Removal]:
+    return _ordered([Removal(o.name, o.size_bytes, why) for o in snapshot.objects])
 
 
 def _ordered(removals: Sequence[Removal]) -> list[Removal]:
-    """Records go before archives, so that no reader finds a record without one.
+    """Records before archives, so that no reader finds a record without one.
 
     Lease generations stay: they are tiny, and reusing a number could let two holders in.
     """
@@ -198,41 +200,38 @@ def plan_trees(
     max_age_s: float | None = None,
     max_size_bytes: int | None = None,
 ) -> list[Removal]:
-    """Shared trees of this node that may go: unused for too long, or least recently used."""
+    """Shared trees of this node to remove: unused for too long, or least recently used."""
     # A tree that was just unpacked or placed may be about to be used: it stays.
     idle = [
-        t
-        for t in tree.trees(target_note.trees_of(cache))
-        if not t.in_use and not tree.recently_used(t, int(now * 1e9))
+        tree
+        for tree in treecache.list_trees(treecache.folder_in(cache))
+        if not tree.in_use and not treecache.recently_used(tree, int(now * 1e9))
     ]
-    total = sum(t.size for t in idle)
+    total = sum(tree.size for tree in idle)
     out = []
-    for found in sorted(idle, key=lambda t: t.last_used_ns):
-        old = max_age_s is not None and now - found.last_used_ns / 1e9 > max_age_s
+    for tree in sorted(idle, key=lambda tree: tree.last_used_ns):
+        old = max_age_s is not None and now - tree.last_used_ns / 1e9 > max_age_s
         over = max_size_bytes is not None and total > max_size_bytes
         if old or over:
-            out.append(
-                Removal(found.digest, found.size, "too old" if old else "over the size limit")
-            )
-            total -= found.size
+            out.append(Removal(tree.digest, tree.size, "too old" if old else "over the size limit"))
+            total -= tree.size
     return out
 
 
 def carry_out_trees(cache: str, removals: Sequence[Removal], now: float) -> int:
-    """Discard trees, and return the bytes freed; one that came into use meanwhile stays.
+    """Discard trees, and return the bytes freed; one that was used meanwhile stays.
 
-    What ended jobs wrote into their private layers goes first.
+    The private layers of jobs that have ended are removed first.
     """
-    tree.sweep(target_note.trees_of(cache))
+    folder = treecache.folder_in(cache)
+    placement_records.sweep(folder)
     freed = 0
-    for found in tree.trees(target_note.trees_of(cache)):
-        if tree.recently_used(found, int(now * 1e9)):
-            continue  # somebody is about to place it
-        if any(removal.name == found.digest for removal in removals):
+    for tree in treecache.list_trees(folder):
+        if treecache.recently_used(tree, int(now * 1e9)):
+            continue  # a start may be about to place it
+        if any(removal.name == tree.digest for removal in removals):
             try:
-                freed += tree.discard(
-                    target_note.trees_of(cache), found.digest, packed=found.packed
-                )
+                freed += treecache.discard(folder, tree.digest, packed=tree.packed)
             except BusyError:
                 continue
     return freed

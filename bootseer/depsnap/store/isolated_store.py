@@ -1,7 +1,7 @@
-"""A store in a directory whose file system may hang: processes apart make its requests.
+"""A store in a directory whose file system may hang: other processes make its requests.
 
 A thread that waits for a FUSE server, or for some network file systems, keeps its process from
-ending and from becoming the job. What waits here is a process that can be left behind.
+ending and from becoming the job. A process that waits can be left behind.
 """
 
 from __future__ import annotations
@@ -10,44 +10,46 @@ import json
 import time
 from collections.abc import Callable, Iterator
 
-from bootseer.depsnap.restore.isolated_work import read_apart
 from bootseer.errors import DeadlineError
 from bootseer.storage.local import LocalStore
 from bootseer.storage.store import Stat
+from bootseer.system.blocking_calls import call_in_process
 
 REST_S = 10.0
 """How long a store is not asked again after a request that it did not answer. Longer than all that
-a start asks at its end, shorter than others wait before they call its lease dead."""
+a start asks at its end, shorter than other nodes wait before they consider its lease expired."""
 
 
-class StoreApart(LocalStore):
+class IsolatedStore(LocalStore):
     """`LocalStore` whose requests are answered within `limit_s` seconds or raise DeadlineError.
 
-    So does each further one at once, for `REST_S`. This holds for what snapshots ask of a store;
-    `read_range`, `read_scatter`, `writer` and what copies or removes whole trees are done here.
+    After that each further request raises it at once, for `REST_S`. This holds for the requests
+    that snapshots make; `read_range`, `read_scatter`, `writer` and what copies or removes whole
+    trees are not isolated.
     """
 
     def __init__(self, root: str, limit_s: float) -> None:
         super().__init__(root)
         self._plain = LocalStore(root)
         self._limit_s = limit_s
-        self._asked_again_s = 0.0
+        self._rests_until_s = 0.0
 
     def stat(self, name: str) -> Stat:
-        return _stats(self._ask(lambda: _written([self._plain.stat(name)])))[0]
+        return _decode_stats(self._ask(lambda: _encode_stats([self._plain.stat(name)])))[0]
 
     def list(self, folder: str) -> Iterator[Stat]:
-        yield from _stats(self._ask(lambda: _written(self._plain.list(folder))))
+        yield from _decode_stats(self._ask(lambda: _encode_stats(self._plain.list(folder))))
 
     def temporaries(self, folder: str) -> Iterator[Stat]:
-        yield from _stats(self._ask(lambda: _written(self._plain.temporaries(folder))))
+        yield from _decode_stats(self._ask(lambda: _encode_stats(self._plain.temporaries(folder))))
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         return self._ask(lambda: self._plain.read(name, limit_bytes=limit_bytes))
 
     def create(self, name: str, data: bytes, *, durable: bool = True) -> bool:
-        # Leases begin with this, and then fork from a thread of theirs. What hooks into forks must
-        # not be imported elsewhere meanwhile: its hook after a fork would miss the one before it.
+        # A lease begins with this request and later makes others from a thread of its own, each by
+        # a fork. Modules that hook into forks are imported before: imported during such a fork,
+        # their hook for afterwards would run without the one for before.
         import concurrent.futures.thread  # noqa: F401 - and logging with it
 
         return bool(self._ask(lambda: b"y" * self._plain.create(name, data, durable=durable)))
@@ -72,19 +74,19 @@ class StoreApart(LocalStore):
         self._ask(act)
 
     def _ask(self, question: Callable[[], bytes]) -> bytes:
-        if time.monotonic() < self._asked_again_s:
+        if time.monotonic() < self._rests_until_s:
             raise DeadlineError(f"{self.url} did not answer for {self._limit_s:g} s")
         try:
-            return read_apart(question, self._limit_s, self.url)
+            return call_in_process(question, self._limit_s, self.url)
         except DeadlineError:
-            self._asked_again_s = time.monotonic() + REST_S
+            self._rests_until_s = time.monotonic() + REST_S
             raise
 
 
-def _written(stats: Iterator[Stat] | list[Stat]) -> bytes:
+def _encode_stats(stats: Iterator[Stat] | list[Stat]) -> bytes:
     rows = [(s.name, s.size_bytes, s.mtime_s, s.is_folder, s.version) for s in stats]
     return json.dumps(rows).encode()
 
 
-def _stats(answer: bytes) -> list[Stat]:
+def _decode_stats(answer: bytes) -> list[Stat]:
     return [Stat(*row) for row in json.loads(answer)]

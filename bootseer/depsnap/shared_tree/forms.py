@@ -1,4 +1,4 @@
-"""Make a node-shared tree stand at its targets, by the fastest form that works here.
+"""Place a node-shared tree at its targets, in the fastest form that works here, and remove it.
 
 | form | needs | the job may write | writes reach the tree |
 |---|---|---|---|
@@ -20,9 +20,9 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.depsnap.restore import staging
-from bootseer.depsnap.shared_tree import cache, packed, placement_records
-from bootseer.depsnap.types import Digest, Placement, SharedTree, absolute
-from bootseer.errors import BootseerError, NotSupportedError, UsageError, from_os_error
+from bootseer.depsnap.shared_tree import cache, packed_mount, placement_records
+from bootseer.depsnap.types import Placement, SharedTree, absolute, no_step
+from bootseer.errors import NotSupportedError, UsageError, from_os_error
 from bootseer.system import mount_calls
 from bootseer.system.mountinfo import all_mounts, is_mounted
 from bootseer.system.paths import is_within
@@ -52,10 +52,10 @@ def place(
     writable: bool = True,
     before_switch: Callable[[], None] | None = None,
 ) -> tuple[Placement, ...]:
-    """Make the tree's roots stand at `targets` (default: the recorded roots), all by one form.
+    """Place the tree's roots at `targets` (default: the recorded roots), all in one form.
 
-    A target that this tree already covers (mounted or linked) is left as it is. What another
-    tree's overlay shows, with all that was written there, stays; this tree goes over it as files.
+    A target where this tree is placed already (mounted or linked) is left as it is. What another
+    tree's overlay shows, with all that was written there, stays; this tree is put over it as files.
     `writable`: the job may write below the target. `before_switch` is called before a target
     changes, for links and copies when all of them are made; what it raises ends the placing.
     Raises NotSupportedError when the wanted form, or none, works here, naming each reason;
@@ -66,18 +66,20 @@ def place(
     if unknown:
         raise UsageError(f"the tree has no root {unknown.pop()}")
     cache_dir = os.path.dirname(os.path.dirname(shared.path))
-    standing = _standing(cache_dir, shared, places, form)
-    if standing is not None:
-        return standing
-    confirm = before_switch or _nothing
-    covered = [target for target in places.values() if not _overlaid(cache_dir, target)]
-    if any(_stands(cache_dir, target) for target in covered):
-        confirm()  # before what stands there goes
-    for target in covered:
+    present = _present_placements(cache_dir, shared, places, form)
+    if present is not None:
+        return present
+    confirm = before_switch or _nothing_to_confirm
+    replaced = [target for target in places.values() if not _has_overlay(cache_dir, target)]
+    if any(_is_placed(cache_dir, target) for target in replaced):
+        confirm()  # before those placements are removed
+    for target in replaced:
         unplace(target, cache_dir)
     for target in places.values():
-        if any(map(os.path.lexists, (staging.beside(target), staging.inside(target)))):
-            _recover(target)
+        if staging.is_staged(target):
+            from bootseer.depsnap.restore import commit  # a placement counts milliseconds
+
+            commit.recover(target)
     forms = (_WRITABLE if writable else _READ_ONLY) if form == "auto" else (form,)
     if shared.packed:
         forms = tuple(name for name in forms if name == "overlay")
@@ -97,31 +99,27 @@ def place(
     raise NotSupportedError(f"cannot place the tree at {', '.join(places.values())}: {reasons}")
 
 
-def _overlaid(cache_dir: str, target: str) -> bool:
+def _nothing_to_confirm() -> None:
+    """The `before_switch` of a caller that gave none."""
+
+
+def _has_overlay(cache_dir: str, target: str) -> bool:
     record = placement_records.find(cache_dir, target)
     return record is not None and record.form == "overlay" and record.alive is not False
 
 
-def _stands(cache_dir: str, target: str) -> bool:
+def _is_placed(cache_dir: str, target: str) -> bool:
     record = placement_records.find(cache_dir, target)
     return record is not None and bool(record.alive)
 
 
-def _recover(target: str) -> None:
-    from bootseer.depsnap.restore import (
-        commit,  # seldom needed, and a placement counts milliseconds
-    )
-
-    commit.recover(target)
-
-
 def can_overlay(targets: Iterable[str], cache_dir: str) -> bool:
-    """Whether nothing at the targets speaks against an overlay there."""
+    """Whether the targets allow an overlay there, whatever the kernel and privileges do."""
     try:
         for target in map(absolute, targets):
             _check_target(target)
-            if not _stands(cache_dir, target):
-                _check_seen(cache_dir, target)
+            if not _is_placed(cache_dir, target):
+                _check_visible(cache_dir, target)
     except (OSError, NotSupportedError):
         return False
     return True
@@ -133,25 +131,21 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _standing(
+def _present_placements(
     cache_dir: str, shared: SharedTree, places: Mapping[str, str], form: FormChoice
 ) -> tuple[Placement, ...] | None:
-    """The placements that are there already, when they are all this tree's (and of this form)."""
+    """The placements that exist already, when they are all this tree's (and of this form)."""
     out = []
     for target in places.values():
         record = placement_records.find(cache_dir, target)
         if record is None or record.digest != shared.digest or not record.alive:
             return None
         if record.written:
-            return None  # whoever asks again may miss what was deleted or changed there
+            return None  # the caller may miss what was deleted or changed there
         if form not in ("auto", record.form):
             return None
         out.append(Placement(target, record.form, "it stands there already", shared.digest))
     return tuple(out)
-
-
-def _nothing() -> None:
-    """All is known already."""
 
 
 def _place_all(
@@ -179,8 +173,8 @@ def _place_all(
 def _place_files(
     shared: SharedTree, places: Mapping[str, str], form: Form, confirm: Callable[[], None]
 ) -> None:
-    """Stage links or copies of the tree and switch them in like a restore."""
-    from bootseer.depsnap.restore import commit, restore
+    """Stage links or copies of the tree and switch them in as a restore does."""
+    from bootseer.depsnap.restore import archive_restore, commit
     from bootseer.depsnap.shared_tree import link_farm
 
     assert form in ("reflink", "hardlink", "copy")
@@ -190,18 +184,18 @@ def _place_files(
     stages: list[staging.Stage] = []
     try:
         for root in index.roots:
-            stages.append(staging.make(places[root.root]))  # noqa: PERF401 - each needs tidying
+            stages.append(staging.make(places[root.root]))  # noqa: PERF401 - each is to be removed
         for root, stage in zip(index.roots, stages, strict=True):
             link_farm.fill(index, root, shared.roots[root.root], stage.tree, form)
         confirm()
-        commit.commit(stages, restore.switches(index, stages), lambda _: None)
+        commit.commit(stages, archive_restore.plan_switches(index, stages), no_step)
     finally:
-        restore.tidy(stages)
+        archive_restore.remove_stages(stages)
 
 
 def _place_one(cache_dir: str, shared: SharedTree, root: str, target: str, form: Form) -> None:
     empty = _check_target(target)
-    _check_seen(cache_dir, target)
+    _check_visible(cache_dir, target)
     if form in ("bind", "symlink"):
         if not empty:
             raise NotSupportedError(f"{target} holds other things, which a {form} would hide")
@@ -243,11 +237,12 @@ def _check_target(target: str) -> bool:
         return next(listing, None) is None
 
 
-def _check_seen(cache_dir: str, target: str) -> None:
-    """Raise NotSupportedError where processes would not see, or lose, what is placed over it."""
+def _check_visible(cache_dir: str, target: str) -> None:
+    """Raise NotSupportedError where a mount over a target would hide what processes use, or where
+    they would not see it."""
     if target == "/":
         raise NotSupportedError("running processes keep their root directory")
-    if _overlaid(cache_dir, target):
+    if _has_overlay(cache_dir, target):
         raise NotSupportedError("an overlay that is not this snapshot alone stands there")
     if is_within(os.getcwd(), target):
         raise NotSupportedError(f"the working directory lies in {target} and would stay beneath")
@@ -270,20 +265,20 @@ def _bind(source: str, target: str) -> None:
 
 
 def _overlay(shared: SharedTree, root: str, target: str, folder: str, empty: bool) -> None:
-    """Tree over what is there, a private writable layer over both.
+    """Mount the tree over what is there, and a private writable layer over both.
 
-    The private layer lies in the cache; where that file system cannot hold one (it is an overlay
+    The private layer is in the cache; where that file system cannot hold one (it is an overlay
     itself, or a network's), on a tmpfs of its own.
     """
     if shared.packed:
         image = os.path.join(folder, placement_records.IMAGE)
         os.mkdir(image, 0o700)
-        packed.mount(shared.path, image)
+        packed_mount.mount(shared.path, image)
         try:
             lower = os.path.join(image, os.path.basename(shared.roots[root]))
             _overlay_over(lower, shared, root, target, folder, empty)
         finally:
-            mount_calls.unmount(image)  # an overlay holds its layers by itself
+            mount_calls.unmount(image)  # an overlay keeps its layers by itself
         return
     _overlay_over(shared.roots[root], shared, root, target, folder, empty)
 
@@ -306,7 +301,7 @@ def _overlay_over(
         mount_calls.mount("tmpfs", private, "tmpfs", mount_calls.MS_NODEV, "mode=0700")
         try:
             _mount_overlay(layers, target, private)
-        except BaseException:  # nobody else knows of this mount
+        except BaseException:  # nothing else unmounts this one
             mount_calls.unmount(private)
             raise
 
@@ -357,10 +352,10 @@ def _make_parents(below: Below, folder: str, path: str) -> bool:
 
 
 def unplace(target: str, cache_dir: str) -> bool:
-    """Take a mount or symlink of ours away again; True when there was one.
+    """Remove a mount or symlink of ours; True when there was one.
 
-    What the job wrote into an overlay's private layer goes with it. Links and copies of files are
-    the target's own and stay, and so does what others mounted or linked there since a reboot.
+    What the job wrote into an overlay's private layer is removed with it. Links and copies of files
+    are the target's own and stay, and so do mounts and links that others made since a reboot.
     Raises BusyError while something uses the mount.
     """
     target = absolute(target)
@@ -396,16 +391,4 @@ def _remove_empty(target: str, created: bool) -> None:
         try:
             os.rmdir(target)
         except OSError:
-            pass  # not there, or somebody has filled it since
-
-
-def unplace_all(cache_dir: str, digest: Digest) -> int:
-    """Take away every placement of one tree in this mount namespace; how many."""
-    count = 0
-    for record in list(placement_records.all_records(cache_dir)):
-        if record.digest == digest:
-            try:
-                count += unplace(record.target, cache_dir)
-            except BootseerError:
-                continue  # in use, or another namespace's
-    return count
+            pass  # not there, or used by others since

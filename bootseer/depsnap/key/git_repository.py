@@ -1,9 +1,10 @@
-"""What a repository of git tells the build of a local package: its version, mostly.
+"""What the build of a local package may read of its git repository: its version, mostly.
 
-setuptools-scm, hatch-vcs and many like them make a version of the checked-out commit and the
-tags; a build of one's own may do the same. Only packages whose build is known not to look there
-are taken for independent of it: another commit keeps their key. Which files a build leaves out,
-because git ignores them, is told by where a repository ends and by what lies above the package.
+setuptools-scm, hatch-vcs and many like them derive a version from the checked-out commit and the
+tags; a build script may do the same. Only packages whose build is known not to read there are
+treated as independent of it: another commit keeps their key. Which files a build leaves out,
+because git ignores them, depends on where the repository begins and on the `.gitignore`s above the
+package.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import re
 import sys
 
-from bootseer.depsnap.key.project import parsed, table, upwards
-from bootseer.depsnap.key.text_files import look
+from bootseer.depsnap.key.input_files import find_upwards, try_to_read
+from bootseer.depsnap.key.uv_config import parse_toml, table
 from bootseer.errors import UsageError
 
 TYPE_CHECKING = False
@@ -26,20 +27,20 @@ _INDEPENDENT_TEXT = """
     cython numpy pybind11 cffi ninja cmake torch tomli
 """
 _INDEPENDENT = frozenset(_INDEPENDENT_TEXT.split())
-"""What builds require that looks at no repository unless a description says so."""
-_LOOKING = re.compile(
+"""Build requirements that read no repository unless a description says so."""
+_READING = re.compile(
     r"(?<![\w-])git(?![\w+:@-])|subprocess|popen|scm|(?<!ignore-)vcs|versioneer|dulwich|pygit2"
     r"|dunamai|\bpbr\b|cmdclass|\bhooks?\b|\bsource\W+(?:code|env|call)\b",
     re.IGNORECASE,
 )
-"""In what says how a package is built: what may look at a repository, or run what does."""
+"""In a build's description: words of what may read a repository, or run a program that does."""
 _ADDRESS = re.compile(r"\b[a-z][a-z+]{0,15}://[^\s\"'<>]+")
 _COMMENT = re.compile(r"^\s*[#;].*$", re.MULTILINE)
 _LOADING = frozenset(("subprocess", "runpy", "importlib", "imp", "pkgutil", "zipimport", "ctypes"))
 _HARMLESS = (sys.stdlib_module_names | _INDEPENDENT | {"Cython"}) - _LOADING
 _RUNNING = frozenset(("exec", "eval", "compile", "__import__"))
 _RUNNING_IN = frozenset(("system", "load_module", "exec_module"))
-"""Names of what runs what a script does not hold, as they stand and as attributes."""
+"""Functions that run code from outside of a script: names, and attributes of modules."""
 _BUILD_TABLES = (
     ("build-system",),
     *(("tool", name) for name in ("setuptools", "flit", "distutils")),
@@ -47,36 +48,37 @@ _BUILD_TABLES = (
     *(("tool", "pdm", name) for name in ("version", "build")),
 )
 _BUILD_SCRIPTS = ("pdm_build.py", "hatch_build.py", "build.py")
-_MODULE_OF = r"[\"']?attr[\"']?\W+([\w.]+)\.(\w+)"
+_ATTRIBUTE = r"[\"']?attr[\"']?\W+([\w.]+)\.(\w+)"
+"""In a description: the module and the name whose value is the version."""
 _NO_SCRIPT = (SyntaxError, ValueError, RecursionError, MemoryError)
 _MOST_LINKS = 5
 
 
 def state_of(package: str) -> bytes:
-    """The commit and the tags that the build of a package's directory may look at, and what of
-    git's settings it may heed.
+    """The commit and the tags that the build of a package's directory may read, and the settings
+    of git that it may follow.
 
-    Empty where there is no repository. Raises UsageError for one that is not git's.
+    Empty where there is no repository. Raises UsageError for one of Mercurial.
     """
     if not os.path.isdir(package):
         return b""
     package = os.path.realpath(package)
-    git, other = upwards(package, ".git"), upwards(package, ".hg")
-    if git is None and other is None:
+    git, mercurial = find_upwards(package, ".git"), find_upwards(package, ".hg")
+    if git is None and mercurial is None:
         return b""
     independent = _is_independent(package)
-    if other is not None and not independent and len(other) > len(git or ""):
+    if mercurial is not None and not independent and len(mercurial) > len(git or ""):
         raise UsageError(
             f"the version of {package} may be told by a repository of Mercurial, which is not "
             "read; name the install's directories with --also"
         )
     if git is None:
         return b""
-    folder = _folder_of(os.path.join(git, ".git"))
+    folder = _git_folder(os.path.join(git, ".git"))
     common = os.path.normpath(os.path.join(folder, _text(folder, "commondir").strip()))
     texts = [
         "in a repository",
-        *_ignored_above(package, git),
+        *_gitignores_above(package, git),
         _COMMENT.sub("", _text(common, "info/exclude")).strip(),
     ]
     if not independent:
@@ -84,8 +86,8 @@ def state_of(package: str) -> bytes:
     return "\n".join(texts).encode("utf-8", "surrogateescape")
 
 
-def _ignored_above(package: str, top: str) -> list[str]:
-    """The `.gitignore`s from a repository's top down to a package's directory, not its own."""
+def _gitignores_above(package: str, top: str) -> list[str]:
+    """The `.gitignore`s between a package's directory, its own left out, and the repository's."""
     out = []
     while package != top:
         package = os.path.dirname(package)
@@ -101,40 +103,40 @@ def _commit_and_tags(folder: str, common: str) -> list[str]:
     for _ in range(_MOST_LINKS):
         if not head.startswith("ref: "):
             break
-        head = _commit(common, packed, head[5:])
+        head = _commit_of(common, packed, head[5:])
         texts.append(head)
-    tags = re.findall(r"^([0-9a-f]+) (refs/tags/.+)$", packed, re.MULTILINE)
-    told = {name: commit for commit, name in tags}
+    packed_tags = re.findall(r"^([0-9a-f]+) (refs/tags/.+)$", packed, re.MULTILINE)
+    tags = {name: commit for commit, name in packed_tags}
     for place, _, names in os.walk(os.path.join(common, "refs/tags")):
         loose = [os.path.relpath(os.path.join(place, name), common) for name in names]
-        told |= {name: _text(common, name).strip() for name in loose}
-    return texts + [f"{name} {told[name]}" for name in sorted(told)]
+        tags |= {name: _text(common, name).strip() for name in loose}
+    return texts + [f"{name} {tags[name]}" for name in sorted(tags)]
 
 
-def _folder_of(path: str) -> str:
-    """Where a worktree or submodule keeps what others keep in `.git`."""
+def _git_folder(path: str) -> str:
+    """The directory that `.git` is, or that the `.git` of a worktree or submodule names."""
     if os.path.isdir(path):
         return path
-    named = look(path)[0].partition("gitdir:")[2].strip()
+    named = try_to_read(path)[0].partition("gitdir:")[2].strip()
     return os.path.join(os.path.dirname(path), named)
 
 
-def _commit(common: str, packed: str, branch: str) -> str:
+def _commit_of(common: str, packed: str, branch: str) -> str:
     loose = _text(common, branch).strip()
-    found = re.search(rf"^([0-9a-f]+) {re.escape(branch)}$", packed, re.MULTILINE)
-    return loose or (found[1] if found else "")
+    match = re.search(rf"^([0-9a-f]+) {re.escape(branch)}$", packed, re.MULTILINE)
+    return loose or (match[1] if match else "")
 
 
 def _text(folder: str, name: str) -> str:
-    return look(os.path.join(folder, name))[0]
+    return try_to_read(os.path.join(folder, name))[0]
 
 
 def _is_independent(package: str) -> bool:
-    """Whether the build of a package is known to look at no repository's commits."""
-    described, hatch = (parsed(_text(package, name)) for name in ("pyproject.toml", "hatch.toml"))
-    if described is None or hatch is None:
+    """Whether the build of a package is known to read no repository's commits."""
+    project, hatch = (parse_toml(_text(package, n)) for n in ("pyproject.toml", "hatch.toml"))
+    if project is None or hatch is None:
         return False
-    build = table(described, "build-system")
+    build = table(project, "build-system")
     required = build.get("requires", [])
     if "backend-path" in build or not isinstance(required, list):
         return False
@@ -143,41 +145,41 @@ def _is_independent(package: str) -> bool:
         return False
     if any(os.path.exists(os.path.join(package, name)) for name in _BUILD_SCRIPTS):
         return False
-    tables = [table(described, *path[:-1]).get(path[-1]) for path in _BUILD_TABLES]
-    told = json.dumps([*tables, hatch], default=str)
-    settings = _COMMENT.sub("", _text(package, "setup.cfg"))
-    if "build" in table(described, "tool", "poetry") or _is_looking(told + settings):
+    tables = [table(project, *path[:-1]).get(path[-1]) for path in _BUILD_TABLES]
+    description = json.dumps([*tables, hatch], default=str)
+    description += _COMMENT.sub("", _text(package, "setup.cfg"))
+    if "build" in table(project, "tool", "poetry") or _may_read_repository(description):
         return False
-    computed = re.findall(_MODULE_OF, told + settings)
+    attributes = re.findall(_ATTRIBUTE, description)
     if str(build.get("build-backend")).startswith("flit"):
-        module = table(described, "tool", "flit", "module").get("name")
-        module = module or str(table(described, "project").get("name")).replace("-", "_")
-        computed.append((str(module), "__version__"))
+        module = table(project, "tool", "flit", "module").get("name")
+        module = module or str(table(project, "project").get("name")).replace("-", "_")
+        attributes.append((str(module), "__version__"))
     script = _text(package, "setup.py")
     return (not script or _is_plain_script(script)) and all(
-        _is_literal(package, *found) for found in computed
+        _is_literal(package, module, name) for module, name in attributes
     )
 
 
-def _is_looking(text: str) -> bool:
-    return _LOOKING.search(_ADDRESS.sub("", text)) is not None
+def _may_read_repository(text: str) -> bool:
+    return _READING.search(_ADDRESS.sub("", text)) is not None
 
 
-def _parsed(script: str) -> ast.Module | None:
+def _parse_script(script: str) -> ast.Module | None:
     import ast  # few packages have a script
     import warnings
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the script's own escapes
+            warnings.simplefilter("ignore")  # about the script's own escapes
             return ast.parse(script)
     except _NO_SCRIPT:
         return None
 
 
 def _is_plain_script(script: str) -> bool:
-    """Whether a `setup.py` is known to run nothing but itself and what looks at no repository."""
-    tree = _parsed(script)
+    """Whether a `setup.py` is known to run only itself and modules that read no repository."""
+    tree = _parse_script(script)
     if tree is None:
         return False
     import ast
@@ -200,11 +202,11 @@ def _is_plain_script(script: str) -> bool:
             words += [node.value] if isinstance(node.value, str) else []
         elif isinstance(node, ast.Name | ast.Attribute):
             return False
-    return imported <= _HARMLESS and not any(map(_is_looking, words))
+    return imported <= _HARMLESS and not any(map(_may_read_repository, words))
 
 
 def _is_literal(package: str, module: str, name: str) -> bool:
-    """Whether a module gives a name its value in so many words: then builds run nothing for it."""
+    """Whether a module assigns a name a literal: then builds run nothing to read it."""
     import ast
 
     path = module.replace(".", "/")
@@ -213,7 +215,7 @@ def _is_literal(package: str, module: str, name: str) -> bool:
         for above in ("", "src/")
         for end in (".py", "/__init__.py")
     ]
-    tree = _parsed(next(filter(None, texts), ""))
+    tree = _parse_script(next(filter(None, texts), ""))
     for node in tree.body if tree is not None else ():
         if isinstance(node, ast.Assign):
             targets = node.targets

@@ -1,20 +1,20 @@
-"""What is wrong with a file whose JSON is not of our shape, in words about the file."""
+"""Say what is wrong with a JSON file that another program may have written or damaged."""
 
 from __future__ import annotations
 
 import json
 
 MALFORMED = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
-"""What reading JSON of another shape than ours leads to, also nested too deep for the parser."""
+"""What Python raises for JSON of another shape than expected, or nested too deeply to parse."""
 _LARGEST_SHOWN = 80
 
 
 class ShapeError(ValueError):
-    """A fault of a file that was found by our own check: its message is about the file."""
+    """A fault that one of our own checks found: its message already describes the file."""
 
 
-def fault(error: BaseException) -> str:
-    """Say what is wrong with the file, where Python's message is about Python."""
+def describe_fault(error: BaseException) -> str:
+    """What is wrong with the file: Python's own messages are about Python."""
     if isinstance(error, ShapeError):
         return str(error)
     if isinstance(error, json.JSONDecodeError):

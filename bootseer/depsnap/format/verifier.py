@@ -10,21 +10,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import zstandard
 
 from bootseer.depsnap.format import tar_writer
-from bootseer.depsnap.format.digest import TreeHasher
 from bootseer.depsnap.format.frames import read_frame
 from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.format.packer import Member, data_size, header, is_first, is_last
-from bootseer.depsnap.format.unit_layout import Unit, block_digest, content_digest
+from bootseer.depsnap.format.tree_digest import TreeHasher
+from bootseer.depsnap.format.unit_layout import FramePlan, Unit, block_digest, content_digest
 from bootseer.depsnap.types import FILE, Digest
 from bootseer.errors import CorruptDataError, from_os_error
 from bootseer.system.regular_files import open_to_read
 
 
 def verify(path: str, index: Index, *, threads: int | None = None) -> Digest:
-    """Read every byte of the archive against its digests, the tar headers against the index and
-    the content against the tree digest, which is returned.
+    """Read the whole archive; return its tree digest.
 
-    So what plain `tar` would unpack is what the index says. Raises CorruptDataError.
+    Every byte is checked against its digest, the tar headers against the index and the content
+    against the tree digest: what plain `tar` would unpack is what the index says. Raises
+    CorruptDataError.
     """
     workers = threads or len(os.sched_getaffinity(0))
     try:
@@ -48,16 +49,16 @@ class _Verifier:
         for number, root in enumerate(index.roots):
             self._root_of += [number] * root.count
         self._digests: dict[int, dict[int, bytes]] = {}
-        self._unit_frames = self._frames_by_unit()
+        self._expected: list[FramePlan] = []
 
-    def _frames_by_unit(self) -> list[list[tuple[int, Unit | None]]]:
-        """What each frame must hold, in order; None stands for a member of headers alone."""
+    def _plan_frames(self) -> list[FramePlan]:
+        """What each frame must hold. Raises CorruptDataError where an entry is in none."""
         index = self._index
-        out: list[list[tuple[int, Unit | None]]] = []
+        out: list[FramePlan] = []
         blocks: dict[int, dict[int, Unit]] = {}
         following = 0
         for frame in index.frames:
-            content: list[tuple[int, Unit | None]] = []
+            content: FramePlan = []
             for entry, block in zip(frame.units[::3], frame.units[1::3], strict=True):
                 content += [(n, None) for n in range(following, entry)]
                 following = max(following, entry + 1)
@@ -72,6 +73,7 @@ class _Verifier:
         return out
 
     def run(self, workers: int) -> Digest:
+        self._expected = self._plan_frames()
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(workers) as pool:
             try:
@@ -104,11 +106,11 @@ class _Verifier:
         self._check_members(number, data)
 
     def _check_members(self, number: int, data: memoryview) -> None:
-        """Compare a frame with what the index says it holds, byte by byte but for the contents."""
+        """Compare a frame's headers and places with the index, and hash its contents."""
         frame = self._index.frames[number]
         places = iter(frame.units[2::3])
         at = 0
-        for entry, unit in self._unit_frames[number]:
+        for entry, unit in self._expected[number]:
             member = self._member(entry)
             if unit is None and member.kind != FILE:
                 at = self._expect(data, at, self._header(member))
@@ -149,9 +151,9 @@ class _Verifier:
         starts = {root.first: root.root for root in index.roots}
         for number, kind in enumerate(index.kind):
             if number in starts:
-                hasher.root(starts[number])
+                hasher.add_root(starts[number])
             content = b""
             if kind == FILE:
                 content = content_digest(index.size[number], self._digests.get(number, {}))
-            hasher.entry(index.entry(number), content)
+            hasher.add_entry(index.entry(number), content)
         return hasher.digest()

@@ -1,16 +1,15 @@
-"""The options of pip, uv and virtualenv: which there are, and which take a value (pure).
+"""The options of pip, uv and virtualenv: their names, and which take a value (pure).
 
-After their own documents; pip takes shortened ones too, which are not known here.
+Taken from their documentation; pip takes abbreviated ones too, which are not known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bootseer.depsnap.key.script import Opened
+from bootseer.depsnap.key.shell_script import Expanded
 from bootseer.errors import UsageError
 
-# Options that take a value as a word of its own, after the documents of pip and uv.
 _VALUED_TEXT = """
     -r --requirement --requirements -c --constraint --constraints -t --target --prefix --root -p
     --python -i --index-url --extra-index-url --default-index --index -f --find-links
@@ -47,6 +46,7 @@ _FLAGS_TEXT = """
 """
 FLAGS = frozenset(_FLAGS_TEXT.split())
 VALUED = frozenset(_VALUED_TEXT.split())
+"""Options that take a value as a word of its own."""
 _VENV_VALUED_TEXT = """
     --prompt --app-data --discovery --try-first-with --creator --seeder --activators --pip
     --setuptools --wheel --extra-search-dir
@@ -54,28 +54,28 @@ _VENV_VALUED_TEXT = """
 _SYNC_VALUED_TEXT = "--no-extra --no-group --only-group --no-install-package --package"
 SYNC_VALUED = VALUED.union(_SYNC_VALUED_TEXT.split()) - {"--no-binary"}  # a flag there
 _ELSEWHERE = frozenset({"--src", "--report"})
-"""Options by which an install writes what is in no root."""
+"""Options by which an install writes outside of its roots."""
 VENV_VALUED = VALUED.union(_VENV_VALUED_TEXT.split()) - {"-c"}  # `uv venv -c` is `--clear`
 
 
 def list_options(text: str) -> Iterator[tuple[str, str]]:
-    """The options of a requirement file that stand in lines of their own, with their values.
+    """The options of a requirement file that are in lines of their own, with their values.
 
-    Raises UsageError for one that is not known: pip takes shortened ones too.
+    Raises UsageError for one that is not known: pip takes abbreviated ones too.
     """
     for line in text.replace("\\\n", " ").splitlines():
         words = line.strip()
         if words[:1] != "-":
             continue
-        options = Options()
-        found, _ = options.read(_split(words), VALUED)
-        if options.doubt:
-            raise UsageError(f"in a requirement file, {options.doubt}")
-        yield from ((name, value) for name, values in found.items() for value in values)
+        parser = OptionParser()
+        options, _ = parser.parse(_split(words), VALUED)
+        if parser.doubt:
+            raise UsageError(f"in a requirement file, {parser.doubt}")
+        yield from ((name, value) for name, values in options.items() for value in values)
 
 
 def _split(words: str) -> list[str]:
-    if any(sign in words for sign in "'\"\\"):
+    if any(quote in words for quote in "'\"\\"):
         import shlex  # few names need quotes
 
         try:
@@ -85,13 +85,13 @@ def _split(words: str) -> list[str]:
     return words.split()
 
 
-class Options:
-    """Reads options; `doubt` names one that is not known, or leads elsewhere."""
+class OptionParser:
+    """Parses options; `doubt` says which is not known, or decides what cannot be read here."""
 
     def __init__(self) -> None:
         self.doubt = ""
 
-    def read(
+    def parse(
         self, words: Sequence[str], valued: frozenset[str]
     ) -> tuple[dict[str, list[str]], list[str]]:
         """Split words into options (with their values) and positional words."""
@@ -112,21 +112,21 @@ class Options:
                 if name in valued:
                     equals = "=" if value else ""
                 elif value:
-                    rest.insert(0, _as_opened("-" + value, word))
-            self._look(name, value if equals else "".join(rest[:1]), valued)
+                    rest.insert(0, _expanded_like("-" + value, word))
+            self._check(name, value if equals else "".join(rest[:1]), valued)
             values = options.setdefault(name, [])
             if equals:
-                values.append(_as_opened(value, word))
+                values.append(_expanded_like(value, word))
             elif name in valued and rest:
                 values.append(rest.pop(0))
         return options, positional
 
-    def _look(self, name: str, value: str, valued: frozenset[str]) -> None:
+    def _check(self, name: str, value: str, valued: frozenset[str]) -> None:
         if name in _ELSEWHERE or (name == "--torch-backend" and value == "auto"):
             self.doubt = f"what comes of {name} is not read from the command"
         elif name not in valued and name not in FLAGS and name != "--no-binary":
             self.doubt = f"the option {name} is not known"
 
 
-def _as_opened(text: str, of: str) -> str:
-    return Opened(text) if isinstance(of, Opened) else text
+def _expanded_like(text: str, of: str) -> str:
+    return Expanded(text) if isinstance(of, Expanded) else text

@@ -1,8 +1,7 @@
-"""Whether uv would link what a snapshot holds from its own cache, faster than it is unpacked.
+"""Whether uv would link a snapshot's packages from its own cache, faster than they are unpacked.
 
-What is found here decides how fast an install is, never what it leaves: where it is wrong, the
-user's command takes longer; where that fails, as with an index that is down, the snapshot is
-restored after all.
+The answer decides how fast an install is, never its result: where it is wrong, the user's command
+takes longer; where that fails, as with an index that is down, the snapshot is restored after all.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from bootseer.depsnap.key import uv_settings
+from bootseer.depsnap.key import uv_config
 
 _LINKING = ("hardlink", "symlink")
 _OTHERWISE = frozenset(
@@ -21,8 +20,8 @@ _OTHERWISE = frozenset(
         *("--compile", "--no-binary", "--no-binary-package"),
     ]
 )
-"""Options by which uv does not link what it has, or does more."""
-_OTHERWISE_SET = ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "UV_CONFIG_FILE")
+"""Options by which uv does not link from its cache, or does more."""
+_OTHERWISE_VARIABLES = ("UV_NO_CACHE", "UV_COMPILE_BYTECODE", "UV_CONFIG_FILE")
 _SETTINGS = ("link-mode", "cache-dir", "no-cache", "compile-bytecode")
 _SETTINGS_BYTES = 1 << 20
 
@@ -34,20 +33,20 @@ def would_link(
     root: str,
     packages: Mapping[str, str],
 ) -> bool:
-    """Whether a command of uv's links these packages (name -> version) from uv's cache into `root`.
+    """Whether a command of uv links these packages (name -> version) from uv's cache into `root`.
 
-    `root` is there. False where uv's settings are not plain to see.
+    `root` exists. False where uv's settings cannot be seen from here.
     """
     if not packages:
         return False
-    if any(map(environ.get, _OTHERWISE_SET)):
+    if any(map(environ.get, _OTHERWISE_VARIABLES)):
         return False
     if any(word.partition("=")[0] in _OTHERWISE for word in command):
         return False
-    mode = _value(command, "--link-mode") or environ.get("UV_LINK_MODE") or _LINKING[0]
-    if mode not in _LINKING or _is_set_in_files(environ, cwd):
+    mode = _option(command, "--link-mode") or environ.get("UV_LINK_MODE") or _LINKING[0]
+    if mode not in _LINKING or _may_be_set_in_files(environ, cwd):
         return False
-    cache = _cache(command, environ, cwd)
+    cache = _cache_folder(command, environ, cwd)
     try:
         if os.stat(os.path.join(cache, "archive-v0")).st_dev != os.stat(root).st_dev:
             return False
@@ -56,7 +55,7 @@ def would_link(
         return False
 
 
-def _value(command: Sequence[str], option: str) -> str:
+def _option(command: Sequence[str], option: str) -> str:
     for number, word in enumerate(command):
         name, equals, value = word.partition("=")
         if name == option:
@@ -64,18 +63,18 @@ def _value(command: Sequence[str], option: str) -> str:
     return ""
 
 
-def _cache(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
-    named = _value(command, "--cache-dir") or environ.get("UV_CACHE_DIR")
+def _cache_folder(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
+    named = _option(command, "--cache-dir") or environ.get("UV_CACHE_DIR")
     if named:
         return os.path.join(cwd, named)
     above = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/"), ".cache")
     return os.path.join(above, "uv")
 
 
-def _is_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:
+def _may_be_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:
     """Whether a settings file may say where uv's cache is or how it links."""
-    paths = [os.path.join(cwd, path) for path in uv_settings.files(environ)]
-    paths += uv_settings.above(cwd)
+    paths = [os.path.join(cwd, path) for path in uv_config.settings_files(environ)]
+    paths += uv_config.settings_upwards(cwd)
     for path in paths:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             text = file.read(_SETTINGS_BYTES)
@@ -87,19 +86,19 @@ def _is_set_in_files(environ: Mapping[str, str], cwd: str) -> bool:
 def _has_all(cache: str, packages: Mapping[str, str]) -> bool:
     """Whether each package's wheel is there, of whichever index.
 
-    As uv lays it out: `wheels-vN/pypi/NAME/VERSION-…`, and `wheels-vN/KIND/DIGEST/NAME/…` for
-    other indexes; a wheel is a folder there, or a link to one.
+    uv's layout: `wheels-vN/pypi/NAME/VERSION-…`, and `wheels-vN/KIND/DIGEST/NAME/…` for other
+    indexes; a wheel is a folder there, or a link to one.
     """
-    folders = list(_folders_of_indexes(cache))
+    folders = list(_index_folders(cache))
     for name, version in packages.items():
-        at = next((n for n, f in enumerate(folders) if _has(f, name, version)), None)
+        at = next((n for n, f in enumerate(folders) if _has_wheel(f, name, version)), None)
         if at is None:
             return False
-        folders.insert(0, folders.pop(at))  # most come from one index
+        folders.insert(0, folders.pop(at))  # most are of one index
     return True
 
 
-def _folders_of_indexes(cache: str) -> Iterator[str]:
+def _index_folders(cache: str) -> Iterator[str]:
     for bucket in _names(cache):
         if not bucket.startswith("wheels-v"):
             continue
@@ -110,7 +109,7 @@ def _folders_of_indexes(cache: str) -> Iterator[str]:
                 yield f"{above}/{digest}"
 
 
-def _has(folder: str, name: str, version: str) -> bool:
+def _has_wheel(folder: str, name: str, version: str) -> bool:
     return any(
         entry.startswith(f"{version}-") and os.path.isdir(f"{folder}/{name}/{entry}")
         for entry in _names(f"{folder}/{name}")

@@ -1,4 +1,4 @@
-"""Restore an archive: unpack beside the target, verify everything, then switch it in."""
+"""Restore an archive: unpack it into a staging directory, verify it all, then switch it in."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from bootseer.depsnap.format.index import read_index
 from bootseer.depsnap.format.index_records import Index
 from bootseer.depsnap.restore import commit, staging, switch_plan
-from bootseer.depsnap.restore.commit import recover
 from bootseer.depsnap.restore.staging import Stage
 from bootseer.depsnap.restore.switch import Below, Switch
-from bootseer.depsnap.restore.unpack import Counts, Policy, default_jobs, read_index, unpack
-from bootseer.depsnap.types import Digest, Limits, RestoreResult, absolute
+from bootseer.depsnap.restore.unpack import default_jobs, unpack
+from bootseer.depsnap.types import (
+    Digest,
+    Limits,
+    RestoreResult,
+    Step,
+    UnpackPolicy,
+    absolute,
+    no_step,
+)
 from bootseer.errors import UsageError, from_os_error
-
-__all__ = ["recover", "restore"]
 
 
 def restore(
@@ -30,67 +36,69 @@ def restore(
     jobs: int | None = None,
     allow_setuid: bool = False,
     owners: Collection[tuple[int, int]] | None = None,
-    on_step: Callable[[str], None] | None = None,
+    on_step: Step = no_step,
     before_switch: Callable[[], None] | None = None,
     stall_s: float | None = None,
 ) -> RestoreResult:
     """Unpack into staging, verify every byte, then switch in; all roots or none.
 
-    `targets` maps recorded roots to where they shall stand now (default: where they were). What
+    `targets` maps recorded roots to where they are to be now (default: where they were). What
     an earlier killed restore left there is finished or undone first. `owners` are the (uid, gid)
-    pairs that root may hand files to (pass `ArchiveInfo.owners` from the record; default: the
+    pairs that root may give files to (pass `ArchiveInfo.owners` from the record; default: the
     caller, root and the target's owner); an unprivileged caller owns everything itself. Without
     `allow_setuid`, setuid and setgid bits of files and capabilities are left out and counted.
-    `before_switch` is called when all
-    is staged and verified; what it raises leaves the targets as they were. SIGTERM in the main
-    thread cleans up and raises SystemExit(143). `on_step` is fault injection for tests alone.
-    `stall_s`: the archive's file system may hang, and is given up once it has brought nothing for
-    so long. Nothing is synced: after a power cut a target may be damaged.
+    `before_switch` is called when all is staged and verified; what it raises leaves the targets as
+    they were. SIGTERM in the main thread cleans up and raises SystemExit(143). `stall_s`: the
+    archive's file system may hang; the restore is given up once it has brought nothing for so long.
+    Nothing is synced: after a power cut a target may be damaged.
 
     Raises CorruptDataError, NoSpaceError, AccessDeniedError, BusyError, NotSupportedError,
     NotFoundError, UsageError, DeadlineError after `stall_s`; the targets are then as they were.
     """
-    step = on_step or _no_step
     bounds = limits or Limits()
-    index = read_index(path, expected_digest, bounds, stall_s)
-    places = _places(index, targets)
+    index = read_index(path, expected_digest=expected_digest, limits=bounds, stall_s=stall_s)
+    places = _places_of(index, targets)
     for place in places:
-        recover(place)
-    allowed = _allowed(places) if owners is None else frozenset(owners)
-    policy = Policy(jobs or default_jobs(), allow_setuid, allowed)
+        commit.recover(place)
+    allowed = _default_owners(places) if owners is None else frozenset(owners)
+    policy = UnpackPolicy(jobs or default_jobs(), allow_setuid, allowed)
     stages: list[Stage] = []
     with _terminable():
         try:
             stages.extend(map(staging.make, places))
-            step("staging made")
-            counts = _unpack(path, index, stages, policy, bounds, stall_s)
-            step("staged")
+            on_step("staging made")
+            omissions = unpack(
+                path,
+                index,
+                [stage.tree for stage in stages],
+                policy,
+                limits=bounds,
+                keep_open=[stage.descriptor for stage in stages],
+                stall_s=stall_s,
+            )
+            on_step("staged")
             if before_switch is not None:
                 before_switch()
-            planned = switches(index, stages)
-            commit.commit(stages, planned, step)
+            switches = plan_switches(index, stages)
+            commit.commit(stages, switches, on_step)
         except OSError as error:
             raise from_os_error(error, f"restore into {places[0]}") from error
         finally:
-            tidy(stages)
+            remove_stages(stages)
     return RestoreResult(
         targets=tuple(places),
         entries=index.entries,
         raw_bytes=index.raw_bytes,
         deleted=sum(len(root.deleted) for root in index.roots),
-        dropped_privileges=counts.dropped_privileges,
-        lost_xattrs=counts.lost_xattrs,
-        kept=tuple(os.path.join(s.target, p) for s in planned for p in s.kept),
+        dropped_privileges=omissions.dropped_privileges,
+        lost_xattrs=omissions.lost_xattrs,
+        kept=tuple(os.path.join(s.target, p) for s in switches for p in s.kept),
         jobs=policy.jobs,
     )
 
 
-def _no_step(_name: str) -> None:
-    pass
-
-
-def _places(index: Index, targets: Mapping[str, str] | None) -> list[str]:
-    """The actual target of each root, checked not to overlap."""
+def _places_of(index: Index, targets: Mapping[str, str] | None) -> list[str]:
+    """The actual target of each root; UsageError where they overlap."""
     wanted = dict(targets or {})
     places = [absolute(wanted.pop(root.root, root.root)) for root in index.roots]
     if wanted:
@@ -103,8 +111,8 @@ def _places(index: Index, targets: Mapping[str, str] | None) -> list[str]:
     return places
 
 
-def _allowed(places: Sequence[str]) -> frozenset[tuple[int, int]]:
-    """Owners that need no record: the caller, root, and who owns the targets already."""
+def _default_owners(places: Sequence[str]) -> frozenset[tuple[int, int]]:
+    """Owners that no record needs to name: the caller, root, and the targets' present owners."""
     out = {(os.geteuid(), os.getegid()), (0, 0)}
     for place in places:
         nearest = place
@@ -115,27 +123,8 @@ def _allowed(places: Sequence[str]) -> frozenset[tuple[int, int]]:
     return frozenset(out)
 
 
-def _unpack(
-    path: str,
-    index: Index,
-    stages: Sequence[Stage],
-    policy: Policy,
-    limits: Limits,
-    stall_s: float | None,
-) -> Counts:
-    return unpack(
-        path,
-        index,
-        [stage.tree for stage in stages],
-        policy,
-        limits=limits,
-        keep_open=[stage.descriptor for stage in stages],
-        stall_s=stall_s,
-    )
-
-
-def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
-    """What each staged root needs to come in; raises NotSupportedError (see `switch_plan.plan`)."""
+def plan_switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
+    """The switch of each staged root; raises NotSupportedError (see `switch_plan.plan`)."""
     out = []
     for stage, root in zip(stages, index.roots, strict=True):
         if stage.absent:
@@ -143,7 +132,7 @@ def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
             continue
         with Below(stage.target) as below:
             device = os.fstat(below.root).st_dev
-            listing = _listing(stage.target)
+            listing = _lister_of(stage.target)
             actions = switch_plan.plan(index, root, below.status, listing, below.attributes, device)
         implied = root.first in index.implied
         mtime_ns = stage.mtime_ns if implied else index.mtime_ns[root.first]
@@ -151,18 +140,18 @@ def switches(index: Index, stages: Sequence[Stage]) -> list[Switch]:
     return out
 
 
-def _listing(target: str) -> Callable[[str], Iterator[str]]:
-    def below(path: str) -> Iterator[str]:
+def _lister_of(target: str) -> switch_plan.Listing:
+    def list_below(path: str) -> Iterator[str]:
         for folder, folders, files in os.walk(os.path.join(target, path), topdown=False):
             prefix = os.path.relpath(folder, target)
             for name in [*files, *folders]:
                 yield f"{prefix}/{name}"
 
-    return below
+    return list_below
 
 
-def tidy(stages: Sequence[Stage]) -> None:
-    """Remove stagings that no journal needs any more."""
+def remove_stages(stages: Sequence[Stage]) -> None:
+    """Remove stagings, unless a journal there is still needed for recovery."""
     if stages and commit.needs_recovery(stages[0].path):
         for stage in stages:
             stage.close()
@@ -172,9 +161,9 @@ def tidy(stages: Sequence[Stage]) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that workers end and stagings go."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    """Let SIGTERM unwind the stack, so that workers end and stagings are removed."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _terminate)
