@@ -99,7 +99,7 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
             flags[key] = parsed
         elif name in _KEYS:
             flags[_KEYS[name]] = value
-    loaded = loading.read(path, None, flags)
+    loaded = loading.load_tolerantly(path, None, flags)
     if fault:
         transparent_child.say(f"warning: {fault}; going on without it")
     return start.start(loaded, job, transparent_child.original_environment())
