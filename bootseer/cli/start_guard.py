@@ -26,7 +26,8 @@ def main(words: list[str]) -> int:
     try:
         if job and _is_ordinary(options):
             given = dict(options)
-            if start_unconfigured.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
+            names_a_file = given.keys() & {"-c", "--config"}
+            if not names_a_file and start_unconfigured.is_unconfigured(os.environ):
                 events = given.get("--events", "")
                 return start_unconfigured.start(
                     job, events, transparent_child.original_environment()
@@ -75,7 +76,8 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
     from bootseer.entrypoint import start_image_only
 
     named = given.get("-c") or given.get("--config") or os.environ.get("BOOTSEER_CONFIG")
-    request = start_image_only.asked(named or start_image_only.DEFAULT_FILE, os.environ)
+    path = named or start_image_only.DEFAULT_FILE
+    request = start_image_only.read_plain_request(path, os.environ)
     if request is None:
         return None
     events, environ = given.get("--events", ""), transparent_child.original_environment()

@@ -1,14 +1,14 @@
-"""Copy a command's output through, byte for byte, and show it to the log rules on the way.
+"""Copy a command's output through, byte for byte, and give a copy of it to the log rules.
 
-Only `run --log-rules` pays for this. Standard output and error that lead to one place share one
+Only `run --log-rules` needs this. Standard output and error that lead to one place share one
 pipe, so their order is kept; a terminal is replaced by a pseudo terminal in raw mode, so the
-command still sees one and the real one does all processing. Standard input stays what it is: the
+command still sees one and the real one does all processing. Standard input stays as it is: the
 real terminal, with its job control. The rules are matched in a process of their own, fed without
 ever blocking: what it cannot take is dropped and counted.
 
-When the command ends while others still hold its output, a forked copy of this process goes on
-copying for them, and the exit code is not kept waiting. A reader that leaves us makes the command
-feel it at its next write, as without us.
+When the command ends while other processes still hold its output, a fork of this process goes on
+copying for them, and the exit code is not delayed. When our reader closes its end, the command
+gets SIGPIPE at its next write, as it would without us.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ else:
     import _signal
 
 READ_BYTES = 65536  # = FRAME_MAX_BYTES of the matcher's frames
-LAST_BYTES = 1 << 17  # copied after the command's end at most: more than its pipe can hold
+LAST_BYTES = 1 << 17  # most bytes copied after the command's end: more than its pipe can hold
 MATCHER_END_S = 2.0  # how long the matcher may work on after the last byte
 FEED_PIPE_BYTES = 1 << 20
 _MATCHER_HELD = (
@@ -51,14 +51,14 @@ class Feed:
         self.fault = ""
         self.dropped_bytes = 0
         self._lock = threading.Lock()
-        self._pending = b""  # the rest of a frame that did not fit: it must be finished first
+        self._pending = b""  # the rest of a frame, to be written before the next one
         self._missed = {1: 0, 2: 0}
-        self._ended: int | None = None
+        self._wait_status: int | None = None
         self._fd = -1
         self.pid = 0
         try:
             self._start(rules, environ)
-        except Exception as error:  # without a matcher the job runs on and the report says why
+        except Exception as error:  # the job runs without a matcher, and the report says why
             self.fault = f"the log rules' matcher did not start: {error}"
 
     def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -92,13 +92,13 @@ class Feed:
         except OSError:
             pass  # over the user's limit: the usual 64 KiB then
 
-    def reaped(self, pid: int, status: int) -> None:
-        """Hear of a child that ended."""
+    def note_end(self, pid: int, status: int) -> None:
+        """Take the wait status of the matcher, if this child is it."""
         if pid == self.pid:
-            self._ended = status
+            self._wait_status = status
 
-    def show(self, stream: int, data: bytes) -> None:
-        """Offer output to the matcher, or drop it when the matcher is behind."""
+    def offer(self, stream: int, data: bytes) -> None:
+        """Give output to the matcher, or drop it if the matcher is behind."""
         now, mono = time.time_ns(), time.monotonic_ns()
         with self._lock:
             if self._fd < 0:
@@ -123,7 +123,7 @@ class Feed:
         except BlockingIOError:
             return False
         except OSError:
-            self._close_pipe()  # the matcher is gone
+            self._close_pipe()  # the matcher has ended
             return True
         return True
 
@@ -142,41 +142,41 @@ class Feed:
             while self._fd >= 0 and not self._flush() and time.monotonic() < deadline:
                 writable(self._fd, timeout_s=0.05)
             self._close_pipe()
-        while self._ended is None and time.monotonic() < deadline:
-            self._poll(os.WNOHANG)
-            if self._ended is None:
+        while self._wait_status is None and time.monotonic() < deadline:
+            self._collect_matcher(os.WNOHANG)
+            if self._wait_status is None:
                 time.sleep(0.002)
-        if self._ended is None:
+        if self._wait_status is None:
             self.fault = f"the log rules' matcher was still busy after {MATCHER_END_S:.0f} s"
             os.kill(self.pid, _signal.SIGKILL)
-            self._poll(0)
-        elif self._ended not in (0, 1 << 8):  # after exit code 1 it has told its fault itself
-            self.fault = f"the log rules' matcher died, wait status {self._ended}"
+            self._collect_matcher(0)
+        elif self._wait_status not in (0, 1 << 8):  # exit code 1: it has reported the fault itself
+            self.fault = f"the log rules' matcher died, wait status {self._wait_status}"
 
-    def _poll(self, options: int) -> None:
+    def _collect_matcher(self, options: int) -> None:
         try:
             pid, status = os.waitpid(self.pid, options)
         except ChildProcessError:
             pid, status = self.pid, 0
-        self.reaped(pid, status)
+        self.note_end(pid, status)
 
 
 class Channel:
-    """One way from the command's output to ours, carried by a thread."""
+    """A copy of one of the command's outputs to ours, made by a thread."""
 
     def __init__(self, streams: Sequence[int]) -> None:
         self.streams = streams
         self.out = streams[0]
-        self.terminal = os.isatty(self.out)
-        if self.terminal:
-            self._source, self.inner = _raw_terminal(self.out)
+        self.is_terminal = os.isatty(self.out)
+        if self.is_terminal:
+            self._source, self.inner = _open_raw_terminal(self.out)
         else:
             self._source, self.inner = os.pipe()
         self._wake = os.pipe()
         self._thread: threading.Thread | None = None
 
-    def actions(self) -> list[tuple[int, int, int]]:
-        """Return what puts the command's streams onto this channel."""
+    def spawn_actions(self) -> list[tuple[int, int, int]]:
+        """Return the spawn actions that connect the command's streams to this channel."""
         return [(os.POSIX_SPAWN_DUP2, self.inner, stream) for stream in self.streams]
 
     def close_inner(self) -> None:
@@ -209,12 +209,12 @@ class Channel:
             if not data or not self._write(data):
                 break
             if feed is not None:
-                feed.show(self.out, data)
+                feed.offer(self.out, data)
             if self._wake[0] in ready:
                 after_end_bytes += len(data)
         else:
             return
-        # With this end closed, who still writes gets SIGPIPE, as when our reader had left it.
+        # With this end closed, a writer gets SIGPIPE, as it would from our reader without us.
         os.close(self._source)
         self._source = -1
 
@@ -223,14 +223,14 @@ class Channel:
         while view:
             try:
                 view = view[os.write(self.out, view) :]
-            except BlockingIOError:  # somebody made our output non-blocking
+            except BlockingIOError:  # another process made our output non-blocking
                 writable(self.out)
             except OSError:
                 return False
         return True
 
     def finish(self) -> bool:
-        """After the command's end: pass on what it wrote; return True when nobody else writes."""
+        """After the command's end, copy what it wrote; return whether no writer is left."""
         assert self._thread is not None
         os.write(self._wake[1], b"1")
         self._thread.join()
@@ -239,22 +239,22 @@ class Channel:
         return self._source < 0
 
     def restart(self) -> None:
-        """Go on copying in a forked process, where no thread is left."""
+        """Go on copying in a fork, which has none of the threads."""
         self._wake = os.pipe()
         self.start(None)
 
     def drain(self) -> None:
-        """Wait until nobody writes any more."""
+        """Wait until all writers have closed the channel."""
         assert self._thread is not None
         self._thread.join()
 
     def resize(self) -> None:
         """Give the pseudo terminal the size of the real one."""
-        if self.terminal and self._source >= 0:
+        if self.is_terminal and self._source >= 0:
             _copy_size(self.out, self._source)
 
 
-def _raw_terminal(real: int) -> tuple[int, int]:
+def _open_raw_terminal(real: int) -> tuple[int, int]:
     import termios
 
     outer, inner = os.openpty()
@@ -277,19 +277,19 @@ def _copy_size(real: int, to: int) -> None:
         pass  # a terminal without a size
 
 
-def _channels() -> list[Channel]:
+def _make_channels() -> list[Channel]:
     """Make a channel for each place that our standard output and error lead to."""
     places: dict[tuple[int, int, int], list[int]] = {}
     for stream in (1, 2):
         try:
             status = os.fstat(stream)
         except OSError:
-            continue  # closed, and the command shall find it so
+            continue  # closed, as it shall be for the command
         places.setdefault((status.st_dev, status.st_ino, status.st_rdev), []).append(stream)
     return [Channel(streams) for streams in places.values()]
 
 
-def run(
+def run_tapped(
     command: Sequence[str],
     environ: Mapping[str, str],
     added: Mapping[str, str],
@@ -297,18 +297,18 @@ def run(
     writer: AnyWriter,
 ) -> transparent_child.Result:
     """Run a command with its output tapped; raises OSError when it cannot be executed."""
-    channels = _channels()
+    channels = _make_channels()
 
     def on_signal(number: int) -> bool:
-        if number != _signal.SIGWINCH or not any(channel.terminal for channel in channels):
+        if number != _signal.SIGWINCH or not any(channel.is_terminal for channel in channels):
             return False
         for channel in channels:
             channel.resize()
-        # The real terminal has told the command already, but it may have looked too early.
+        # The terminal has signalled the command already, which may have read the size too early.
         os.kill(child.pid, number)
         return True
 
-    actions = [action for channel in channels for action in channel.actions()]
+    actions = [action for channel in channels for action in channel.spawn_actions()]
     try:
         child = transparent_child.start(command, environ, added, actions, on_signal)
     except OSError:
@@ -321,16 +321,16 @@ def run(
     feed = Feed(rules, {**environ, **added})
     for channel in channels:
         channel.start(feed)
-    result = child.wait(feed.reaped)
+    result = child.wait(feed.note_end)
     open_channels = [channel for channel in channels if not channel.finish()]
     feed.close()
-    _tell(feed, writer)
+    _report_fault(feed, writer)
     if open_channels:
-        _linger(open_channels, child)
+        _fork_copier(open_channels, child)
     return result
 
 
-def _tell(feed: Feed, writer: AnyWriter) -> None:
+def _report_fault(feed: Feed, writer: AnyWriter) -> None:
     if feed.fault:
         attributes = {
             "bootseer.source": "log",
@@ -340,8 +340,8 @@ def _tell(feed: Feed, writer: AnyWriter) -> None:
         writer.point("log_rules", "fallback", attributes)
 
 
-def _linger(channels: Sequence[Channel], child: transparent_child.Child) -> None:
-    """Leave a process behind that copies for those who still hold the command's output."""
+def _fork_copier(channels: Sequence[Channel], child: transparent_child.Child) -> None:
+    """Fork a process that copies for the processes that still hold the command's output."""
     sys.stdout.flush()
     if os.fork():
         return
