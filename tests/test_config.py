@@ -39,15 +39,15 @@ def write(tmp_path: Path, text: str) -> str:
 
 def fault(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> str:
     with pytest.raises(UsageError) as caught:
-        loading.load(write(tmp_path, text), environ or {})
+        loading.load_strictly(write(tmp_path, text), environ or {})
     assert caught.value.exit_code == 2
     return str(caught.value)
 
 
 def test_nothing_given_is_all_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert loading.load(None, {}) == Config()
-    assert loading.read(None, {}).path is None
+    assert loading.load_strictly(None, {}) == Config()
+    assert loading.load_tolerantly(None, {}).path is None
 
 
 def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     given_keys = {
         f"{section}.{key}" for section, table in tomllib.loads(text).items() for key in table
     }
-    assert given_keys == {setting.key for setting in loading.settings()}
+    assert given_keys == {setting.key for setting in loading.list_settings()}
     install = ("pip", "install", "-r", "r.txt")
-    assert loading.load(write(tmp_path, text), {}) == Config(
+    assert loading.load_strictly(write(tmp_path, text), {}) == Config(
         JobSettings("/e", "u", 2, ("torchrun",), "job", True),
         DepsSettings(
             enabled=False,
@@ -171,13 +171,13 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
 
 def test_the_examples_settings_are_valid() -> None:
     example = Path(__file__).parent.parent / "examples" / "train" / "bootseer.toml"
-    assert loading.load(str(example), {}).deps.key_files == ("requirements.txt",)
+    assert loading.load_strictly(str(example), {}).deps.key_files == ("requirements.txt",)
 
 
 def test_layers_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[deps]\nstore = '/file'\ncache = '/file'\nwait = 'never'\n")
     environ = {"BOOTSEER_STORE": "/variable", "BOOTSEER_CACHE": "/variable"}
-    deps = loading.load(path, environ, {"deps.store": "/flag"}).deps
+    deps = loading.load_strictly(path, environ, {"deps.store": "/flag"}).deps
     assert (deps.store, deps.cache, deps.wait, deps.form) == ("/flag", "/variable", "never", "auto")
 
 
@@ -186,17 +186,18 @@ def test_bootseer_toml_of_the_working_directory_is_found(
 ) -> None:
     write(tmp_path, "[job]\nuid = 'here'\n")
     monkeypatch.chdir(tmp_path)
-    assert loading.load(None, {}).job.uid == "here"
+    assert loading.load_strictly(None, {}).job.uid == "here"
 
 
 def test_every_wrong_type_names_key_file_line_and_the_valid(tmp_path: Path) -> None:
-    wrong = [(setting, value) for setting in loading.settings() for value in WRONG[setting.shape]]
-    assert len(wrong) > len(loading.settings())
+    settings = loading.list_settings()
+    wrong = [(setting, value) for setting in settings for value in WRONG[setting.shape]]
+    assert len(wrong) > len(settings)
     told_otherwise = {}
     for setting, value in wrong:
         begin = f"{tmp_path}/bootseer.toml, line 4: {setting.key} "
         try:
-            loading.load(
+            loading.load_strictly(
                 write(tmp_path, f"\n[{setting.section}]\n# why\n{setting.name} = {value}\n"), {}
             )
             said = "taken"
@@ -236,10 +237,10 @@ def test_values_that_break_a_reader(tmp_path: Path, text: str, expected: str) ->
 
 def test_the_search_for_an_install_command_is_bounded(tmp_path: Path) -> None:
     lines = "".join(f"  'a{number}',\n" for number in range(5000))
-    loaded = loading.read(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
+    loaded = loading.load_tolerantly(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
     assert loaded.config == Config()
     lines = "".join(f"  'a{number}',\n" for number in range(200))
-    loaded = loading.read(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
+    loaded = loading.load_tolerantly(write(tmp_path, f"[deps]\ninstall = [\n{lines}]\n[job\n"), {})
     assert len(loaded.config.deps.install) == 200
 
 
@@ -281,12 +282,12 @@ def test_text_that_is_not_utf8_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bootseer.toml"
     path.write_bytes(b"[job]\nuid = '\xff'\n")
     with pytest.raises(UsageError, match="line 2: not UTF-8"):
-        loading.load(str(path), {})
+        loading.load_strictly(str(path), {})
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no\.toml"):
-        loading.load(str(tmp_path / "no.toml"), {})
+        loading.load_strictly(str(tmp_path / "no.toml"), {})
 
 
 @pytest.mark.parametrize(
@@ -320,21 +321,21 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
     read = {"list of texts": ("/a", "/b"), "command": ("pip", "install", "a b")}
     read |= {"text": "x", "whole number": 70, "number": 7.5, "truth value": False}
     path = write(tmp_path, "")
-    for setting in loading.settings():
+    for setting in loading.list_settings():
         text = setting.choices[-1] if setting.choices else texts[setting.shape]
-        loaded = loading.load(path, {setting.env: text})
+        loaded = loading.load_strictly(path, {setting.env: text})
         value = getattr(getattr(loaded, setting.section), setting.name)
         assert value == (text if setting.choices else read[setting.shape]), setting.key
         assert loading.parse_flag(f"{setting.key}={text}") == (setting.key, value)
 
 
 def test_no_two_settings_share_a_variable() -> None:
-    variables = [setting.env for setting in loading.settings()]
+    variables = [setting.env for setting in loading.list_settings()]
     assert len(set(variables)) == len(variables)
 
 
 def test_an_empty_variable_is_unset(tmp_path: Path) -> None:
-    assert loading.load(write(tmp_path, ""), {"BOOTSEER_ATTEMPT": ""}) == Config()
+    assert loading.load_strictly(write(tmp_path, ""), {"BOOTSEER_ATTEMPT": ""}) == Config()
 
 
 @pytest.mark.parametrize("text", ["deps.stor=/s", "deps.store", "deps.wait=x"])
@@ -345,7 +346,7 @@ def test_a_bad_flag_is_a_usage_error(text: str) -> None:
 
 def test_reading_keeps_what_is_good(tmp_path: Path) -> None:
     text = "[job]\nuid = 'u'\nbad = 1\n[deps]\nstore = 3\ninstall = 'pip list'\n"
-    loaded = loading.read(write(tmp_path, text), {"BOOTSEER_ATTEMPT": "x"})
+    loaded = loading.load_tolerantly(write(tmp_path, text), {"BOOTSEER_ATTEMPT": "x"})
     assert loaded.config.job == JobSettings(uid="u")
     assert loaded.config.deps == DepsSettings(install=("pip", "list"))
     assert [(p.section, p.key) for p in loaded.problems] == [
@@ -370,7 +371,7 @@ def test_reading_keeps_what_is_good(tmp_path: Path) -> None:
 def test_the_install_command_survives_faults_elsewhere(
     tmp_path: Path, text: str, install: tuple[str, ...]
 ) -> None:
-    loaded = loading.read(write(tmp_path, text), {})
+    loaded = loading.load_tolerantly(write(tmp_path, text), {})
     assert [p.section for p in loaded.problems] == [""]
     assert loaded.config == Config(deps=DepsSettings(install=install))
 
@@ -386,7 +387,7 @@ def test_lines_of_every_shape_of_key() -> None:
         "[[r]]\nx = 1\n[r.sub]\ny = 2\n[[r]]\nx = 3\n"  # 12-17
     )
     assert tomllib.loads(text)
-    lines = toml_lines.key_lines(text)
+    lines = toml_lines.find_key_lines(text)
     expected: dict[toml_lines.Path, int] = {
         ("a",): 1,
         ("a", "b", "c d"): 1,
@@ -455,7 +456,7 @@ def test_every_key_of_a_generated_document_has_a_line(document: dict[str, dict])
             expected[(table, key)] = text.count("\n") + 1
             text += f"{toml_text(key)} = {toml_value(value)}\n"
     assert tomllib.loads(text) == document
-    lines = toml_lines.key_lines(text)
+    lines = toml_lines.find_key_lines(text)
     assert set(lines) == paths_of(document) - {()}
     assert {path: lines[path] for path in expected} == expected
 

@@ -228,7 +228,7 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
             with pytest.raises(TimeoutError):  # so it does hang
                 read_proc(f"/proc/{process.pid}/stat")
             assert in_time(lambda: lease.surely_dead(hanging), 20) is False
-            assert process.pid not in in_time(lambda: list(children._marked("of-a-test")), 20)
+            assert process.pid not in in_time(lambda: list(children._find_marked("of-a-test")), 20)
             look = pagemap.MappedPages()
             for _ in range(3):
                 in_time(lambda: look.look([process.pid], 0.0), 20)

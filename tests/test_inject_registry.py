@@ -25,7 +25,7 @@ from bootseer.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from bootseer.kubernetes.image_config import resolver
+from bootseer.kubernetes.image_config import make_resolver
 from bootseer.storage.oci.config import ImageConfig
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -113,7 +113,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.debian("docker-registry")]
 
 def test_entrypoint_and_command_of_an_image(registry: Registry) -> None:
     registry.image("a/b", "1", ["/entry", "x"], ["serve"])
-    resolve = resolver(plain_http=True)
+    resolve = make_resolver(plain_http=True)
     assert resolve(f"{registry.host}/a/b:1") == ImageConfig(("/entry", "x"), ("serve",))
     data = registry.image("a/b", "2", None, ["python"])
     by_digest = f"{registry.host}/a/b@{digest(data)}"
@@ -127,14 +127,14 @@ def test_an_index_is_followed_to_its_platform(registry: Registry) -> None:
     ours = {**entry, "platform": {"os": "linux", "architecture": "amd64"}}
     registry.manifest("multi", "all", INDEX, {"manifests": [unknown, ours]})
     name = f"{registry.host}/multi:all"
-    assert resolver(plain_http=True)(name).entrypoint == ("/amd",)
+    assert make_resolver(plain_http=True)(name).entrypoint == ("/amd",)
     with pytest.raises(NotSupportedError, match="no image for linux/arm64; there are linux/amd64"):
-        resolver(plain_http=True, architecture="arm64")(name)
+        make_resolver(plain_http=True, architecture="arm64")(name)
 
 
 def test_an_image_that_is_not_there(registry: Registry) -> None:
     with pytest.raises(NotFoundError, match=r"manifest 1 of 127\.0\.0\.1:.*/no/such"):
-        resolver(plain_http=True)(f"{registry.host}/no/such:1")
+        make_resolver(plain_http=True)(f"{registry.host}/no/such:1")
 
 
 def test_other_bytes_than_the_digest_says(registry: Registry, tmp_path: Path) -> None:
@@ -145,12 +145,12 @@ def test_other_bytes_than_the_digest_says(registry: Registry, tmp_path: Path) ->
     for path in config:
         path.write_bytes(path.read_bytes().replace(b'"/e"', b'"/f"'))
     with pytest.raises(CorruptDataError, match="other bytes"):
-        resolver(plain_http=True)(name)
+        make_resolver(plain_http=True)(name)
 
 
 def test_a_registry_that_is_away() -> None:
     with pytest.raises(StoreUnavailableError, match="not reachable"):
-        resolver(plain_http=True)("127.0.0.1:1/a:1")
+        make_resolver(plain_http=True)("127.0.0.1:1/a:1")
 
 
 def test_a_login_is_taken_from_the_containers_own_file(
@@ -169,11 +169,11 @@ def test_a_login_is_taken_from_the_containers_own_file(
         path = tmp_path / "auth.json"
         path.write_text(json.dumps({"auths": {host: {"auth": auth}}}), encoding="utf-8")
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
-        config = resolver(plain_http=True)(f"{host}/private:1")
+        config = make_resolver(plain_http=True)(f"{host}/private:1")
         assert config == ImageConfig(("/private",), ())
         path.write_text("{}", encoding="utf-8")
         with pytest.raises(AccessDeniedError) as caught:
-            resolver(plain_http=True)(f"{host}/private:1")
+            make_resolver(plain_http=True)(f"{host}/private:1")
         assert USER[1] not in str(caught.value)
     finally:
         server.kill()
@@ -185,4 +185,4 @@ def test_a_login_is_taken_from_the_containers_own_file(
 @pytest.mark.parametrize("image", ["", "r.io/", "a:", "x@sha256:12"])
 def test_names_that_are_none(image: str) -> None:
     with pytest.raises(UsageError):
-        resolver()(image)
+        make_resolver()(image)

@@ -263,7 +263,7 @@ def test_a_store_that_the_mount_found_away_is_not_waited_for_as_long_again(
     monkeypatch.setattr(opening, "locate", locate)
     for form in ("auto", "copy"):
         with pytest.raises(StoreUnavailableError, match="still nobody"):
-            checkpoint_part._make_ready(
+            checkpoint_part._bring_checkpoint(
                 CheckpointSettings(url="webhdfs://nobody/x", to=str(tmp_path), form=form)
             )
     assert 0 < left_s[0] <= checkpoint_part.LAST_LOOK_S

@@ -13,7 +13,7 @@ import pytest
 
 from bootseer.config.sections import ImageSettings
 from bootseer.entrypoint import start_image_only
-from bootseer.entrypoint.parts.image_part import _request
+from bootseer.entrypoint.parts.image_part import _build_request
 from bootseer.imageprefetch.filemode.background_recorder import StartSettings
 from bootseer.storage.options import StoreOptions
 
@@ -23,13 +23,13 @@ PLAIN = '# ours\n[image]\ntraces = "/shared/t"\r\nworkload="train"\n\n  record =
 def asked(text: str, path: Path, **environ: str) -> dict[str, str] | None:
     file = path / "settings.toml"
     file.write_text(text, encoding="utf-8")
-    return start_image_only.asked(str(file), environ)
+    return start_image_only.read_plain_request(str(file), environ)
 
 
 def test_plain_settings_are_taken_as_the_whole_reader_takes_them(tmp_path: Path) -> None:
     request = asked(PLAIN, tmp_path)
     assert request == {"place": "/shared/t", "workload": "train", "record": "never"}
-    whole = _request(ImageSettings(traces="/shared/t", workload="train", record="never"))
+    whole = _build_request(ImageSettings(traces="/shared/t", workload="train", record="never"))
     given = StartSettings(**whole)  # type: ignore[arg-type]
     short = StartSettings(**request)  # type: ignore[arg-type]
     assert StoreOptions(**(given.options or {})) == StoreOptions()  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def test_variables_that_may_ask_for_more_have_the_settings_read_in_full(tmp_path
     assert asked(PLAIN, tmp_path, BOOTSEER_DEPS_STORE="/s") is None
     assert asked(PLAIN, tmp_path, BOOTSEER_EVENTS="/e", BOOTSEER_CONFIG="x", PATH="/bin")
     assert asked("[image]\n", tmp_path) == {}
-    assert start_image_only.asked(str(tmp_path / "none"), {}) is None
+    assert start_image_only.read_plain_request(str(tmp_path / "none"), {}) is None
 
 
 def loaded_by(tmp_path: Path, settings: str) -> set[str]:

@@ -239,7 +239,7 @@ def test_a_part_that_failed_waits_for_no_thread_that_hangs() -> None:
         "    def run(self, *_):\n"
         "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
         "        raise OSError('the store is away')\n"
-        "parts.by_name = lambda name: Fake()\n"
+        "parts.get_part = lambda name: Fake()\n"
         "child.SOCKET_FD = int(sys.argv[1])\n"
         "sys.exit(child.main())\n"
     )
@@ -301,7 +301,7 @@ BROKEN_PLAN = """
 import bootseer.entrypoint.plan
 def plan(*_):
     raise ValueError("a defect")
-bootseer.entrypoint.plan.plan = plan
+bootseer.entrypoint.plan.plan_start = plan
 """
 
 
@@ -460,12 +460,12 @@ PLAN = PartPlan("deps", "deps.install", {}, plain=("install",))
     ],
 )
 def test_decisions_after_a_part(outcome: Outcome, decision: Decision) -> None:
-    assert fallback.after_part(PLAN, outcome) == decision
+    assert fallback.decide_after_part(PLAN, outcome) == decision
 
 
 def test_a_part_without_a_plain_way_is_left_out_after_a_fault() -> None:
     without = PartPlan("image", "image.pull", {})
-    assert fallback.after_part(without, Outcome(fault="why")) == Decision("done", "why")
+    assert fallback.decide_after_part(without, Outcome(fault="why")) == Decision("done", "why")
 
 
 def test_parts_come_after_those_they_wait_for() -> None:
@@ -481,20 +481,21 @@ def test_parts_come_after_those_they_wait_for() -> None:
 
     loaded = Loaded(Config(), (Problem("b", "b.x", "wrong"),), None)
     parts = [Part("a", ("b", "unknown")), Part("b", ()), Part("c", ("a",))]
-    planned = plan.plan(loaded, ["job"], parts)
+    planned = plan.plan_start(loaded, ["job"], parts)
     assert [(p.name, p.reason) for p in planned.parts] == [("b", "wrong"), ("a", ""), ("c", "")]
     with pytest.raises(ValueError, match="wait for each other: a, b"):
-        plan.plan(loaded, ["job"], [Part("a", ("b",)), Part("b", ("a",))])
+        plan.plan_start(loaded, ["job"], [Part("a", ("b",)), Part("b", ("a",))])
 
 
 def test_plans_survive_their_way_to_the_part() -> None:
     from bootseer.config.sections import Config, DepsSettings
-    from bootseer.entrypoint.parts import deps_part
+    from bootseer.entrypoint.parts import deps_part, part
 
     deps = DepsSettings(install=("a", "b"), also=("/x",), max_age_days=1.5)
     request = deps_part.DepsPart().plan(Config(deps=deps), "")
     assert request is not None
-    assert deps_part._deps_settings(json.loads(json.dumps(request.request))) == deps
+    decoded = part.decode_section(DepsSettings, json.loads(json.dumps(request.request)))
+    assert decoded == deps
 
 
 def test_a_part_that_dies_while_it_is_asked_is_noticed_by_its_end(

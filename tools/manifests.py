@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bootseer.kubernetes import insertions
-from bootseer.kubernetes.additions import Additions, additions
+from bootseer.kubernetes.additions import Additions, decide_additions
 from bootseer.kubernetes.identity import BATCH_JOB
 from bootseer.kubernetes.options import Options, Place
 
@@ -38,7 +38,7 @@ SOURCE = {"group": "bootseer.io", "kind": "Additions", "name": "bootseer-additio
 
 def files() -> dict[Path, str]:
     """Every generated file and its text."""
-    new = additions(OPTIONS, BATCH_JOB, [])
+    new = decide_additions(OPTIONS, BATCH_JOB, [])
     return {
         FOLDER / "kustomization.yaml": _write("the order of the parts.", _kustomization()),
         FOLDER / "additions.yaml": _write("what is copied into each Job.", _additions(new)),
@@ -50,9 +50,9 @@ def files() -> dict[Path, str]:
 
 def _write(what: str, content: Mapping[str, insertions.Value] | Sequence[insertions.Value]) -> str:
     if isinstance(content, Mapping):
-        lines = insertions.block_keys(content, 0)
+        lines = insertions.format_block_keys(content, 0)
     else:
-        lines = insertions.block_items(content, 0)
+        lines = insertions.format_block_items(content, 0)
     return "\n".join([HEADER + what, *lines]) + "\n"
 
 

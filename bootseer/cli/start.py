@@ -62,7 +62,7 @@ def command(
     # Last, because the others may come from the environment.
     flags.update(loading.parse_flag(assignment) for assignment in assignments)
     if check:
-        loading.load(path, None, flags)
+        loading.load_strictly(path, None, flags)
         return 0
     if not job:
         raise click.UsageError(
@@ -71,5 +71,5 @@ def command(
     from bootseer.entrypoint import start, transparent_child
 
     return start.start(
-        loading.read(path, None, flags), job, transparent_child.original_environment()
+        loading.load_tolerantly(path, None, flags), job, transparent_child.original_environment()
     )

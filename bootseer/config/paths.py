@@ -1,4 +1,7 @@
-"""What of this node's settings programs need that must start at once: places, and registries."""
+"""Default directories of this node, and the registry configuration files of container tools.
+
+Serves programs that must start at once, so it loads no settings and no `typing`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def default_runtime(environ: Mapping[str, str] | None = None) -> str:
-    """Where this node's servers keep what lives as long as they do."""
+    """The directory of sockets and records that live as long as this node's servers."""
     env = os.environ if environ is None else environ
     if env.get("BOOTSEER_RUNTIME"):
         return env["BOOTSEER_RUNTIME"]
@@ -20,19 +23,19 @@ def default_runtime(environ: Mapping[str, str] | None = None) -> str:
 
 
 def default_cache(environ: Mapping[str, str] | None = None) -> str:
-    """This node's directory when nobody named one."""
+    """The directory of this node's caches where none is configured."""
     return user_directory("XDG_CACHE_HOME", ".cache", environ)
 
 
 def default_store(environ: Mapping[str, str] | None = None) -> str:
-    """Where snapshots go when nobody named a store."""
+    """The directory of dependency snapshots where no store is configured."""
     return user_directory("XDG_DATA_HOME", ".local/share", environ) + "/store"
 
 
 def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Where container tools keep registry logins, in the order in which they are tried."""
+    """The files in which container tools keep registry logins, in the order of the search."""
     env = os.environ if environ is None else environ
-    base = env.get("HOME") or home()
+    base = env.get("HOME") or find_home()
     named = [env["REGISTRY_AUTH_FILE"]] if env.get("REGISTRY_AUTH_FILE") else []
     if env.get("XDG_RUNTIME_DIR"):
         named.append(f"{env['XDG_RUNTIME_DIR']}/containers/auth.json")
@@ -41,14 +44,14 @@ def registry_auth_files(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def plain_http_hosts(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Registries that `BOOTSEER_PLAIN_HTTP` allows to be asked by http: "host" or "host:port"."""
+    """Registries that `BOOTSEER_PLAIN_HTTP` lets be reached by http: "host" or "host:port"."""
     env = os.environ if environ is None else environ
     names = env.get("BOOTSEER_PLAIN_HTTP", "").split(",")
     return tuple(name.strip().lower() for name in names if name.strip())
 
 
 def registry_hosts_directories(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Where `HOST/hosts.toml` stands, as containerd has it, and `HOST/*.crt`, as Docker has it."""
+    """The directories of `HOST/hosts.toml` (containerd) and `HOST/*.crt` (Docker)."""
     env = os.environ if environ is None else environ
     if env.get("BOOTSEER_REGISTRY_HOSTS"):
         return env["BOOTSEER_REGISTRY_HOSTS"].split(":")
@@ -56,35 +59,35 @@ def registry_hosts_directories(environ: Mapping[str, str] | None = None) -> list
 
 
 def registries_conf_files(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Podman's `registries.conf` files that count, the later over the earlier."""
+    """Podman's effective `registries.conf` files; a later one overrides an earlier one."""
     env = os.environ if environ is None else environ
     if env.get("CONTAINERS_REGISTRIES_CONF"):
         return [env["CONTAINERS_REGISTRIES_CONF"]]
-    base = env.get("HOME") or home()
+    base = env.get("HOME") or find_home()
     first = f"{base}/.config/containers/registries.conf"
     if not os.path.exists(first):
         first = "/etc/containers/registries.conf"
-    found = [first]
+    files = [first]
     for folder in ("/etc/containers/registries.conf.d", f"{first}.d"):
         try:
             names = sorted(n for n in os.listdir(folder) if n.endswith(".conf"))
         except OSError:
             continue
-        found += [path for n in names if (path := os.path.join(folder, n)) not in found]
-    return found
+        files += [path for n in names if (path := os.path.join(folder, n)) not in files]
+    return files
 
 
 def user_directory(variable: str, below_home: str, environ: Mapping[str, str] | None) -> str:
-    """A directory of ours below what the variable names, or below this user's home."""
+    """`bootseer` below the directory that `variable` names, else below `below_home` of the home."""
     env = os.environ if environ is None else environ
-    base = env.get(variable) or os.path.join(env.get("HOME") or home(), below_home)
+    base = env.get(variable) or os.path.join(env.get("HOME") or find_home(), below_home)
     return os.path.join(base, "bootseer")
 
 
-def home() -> str:
-    """This user's home by the user database; `/`, as container runtimes have it, for one unknown.
+def find_home() -> str:
+    """The user's home directory in the user database; `/` for an unknown user, as in containers.
 
-    Never a directory that others may write: what they put there would be restored.
+    Never a directory that others may write to: what they put there would be restored.
     """
     import pwd
 

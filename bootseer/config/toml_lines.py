@@ -1,7 +1,7 @@
-"""Where in a TOML file each key stands: what `tomllib` knows while parsing and does not tell.
+"""The lines on which the keys of a TOML file stand, which `tomllib` does not report.
 
-Works on text that `tomllib` has already accepted, so it need not find faults, only skip values
-exactly. Paths are tuples of keys and, for elements of arrays, indices from 0; lines count from 1.
+Works on text that `tomllib` has accepted, so it need not find faults, only skip values exactly.
+Paths are tuples of keys and, for elements of arrays, indices from 0; lines count from 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STRINGS = (
 )
 
 
-def key_lines(text: str) -> dict[Path, int]:
+def find_key_lines(text: str) -> dict[Path, int]:
     """Return the line of the first mention of every key, table and array element in `text`.
 
     A table named only by a longer header (`[a.b]` mentions `a`) has that header's line.
@@ -44,46 +44,46 @@ class _Scanner:
         self._skip(_BETWEEN)
         while self._at < len(self._text):
             if self._text[self._at] == "[":
-                prefix = self._header()
+                prefix = self._scan_header()
             else:
-                self._pair(prefix)
+                self._scan_pair(prefix)
             self._skip(_BETWEEN)
         return self._lines
 
-    def _header(self) -> Path:
+    def _scan_header(self) -> Path:
         brackets = 2 if self._text.startswith("[[", self._at) else 1
         self._at += brackets
         path: Path = ()
-        keys = self._dotted()
+        keys = self._scan_dotted_key()
         for position, key in enumerate(keys):
             path = (*path, key)
-            self._note(path)
-            last = position == len(keys) - 1
-            if last and brackets == 2:
+            self._record_line(path)
+            is_last = position == len(keys) - 1
+            if is_last and brackets == 2:
                 self._tables[path] = self._tables.get(path, 0) + 1
-            if path in self._tables:  # a later header speaks of the newest element
+            if path in self._tables:  # a later header refers to the newest element
                 path = (*path, self._tables[path] - 1)
-                self._note(path)
+                self._record_line(path)
         self._at += brackets
         return path
 
-    def _pair(self, prefix: Path) -> None:
+    def _scan_pair(self, prefix: Path) -> None:
         path = prefix
-        for key in self._dotted():
+        for key in self._scan_dotted_key():
             path = (*path, key)
-            self._note(path)
+            self._record_line(path)
         self._at += 1  # the equals sign
         self._skip(_BLANK)
-        self._value(path)
+        self._scan_value(path)
 
-    def _dotted(self) -> list[str]:
+    def _scan_dotted_key(self) -> list[str]:
         """Read `a . "b".c`; stop on what follows it."""
         keys = []
         while True:
             self._skip(_BLANK)
             if self._text[self._at] in "\"'":
                 start = self._at
-                self._string()
+                self._scan_string()
                 keys.append(str(tomllib.loads(f"k = {self._text[start : self._at]}")["k"]))
             else:
                 match = _BARE_KEY.match(self._text, self._at)
@@ -95,45 +95,45 @@ class _Scanner:
                 return keys
             self._at += 1
 
-    def _value(self, path: Path) -> None:
+    def _scan_value(self, path: Path) -> None:
         head = self._text[self._at]
         if head in "\"'":
-            self._string()
+            self._scan_string()
         elif head == "[":
-            self._array(path)
+            self._scan_array(path)
         elif head == "{":
-            self._inline_table(path)
+            self._scan_inline_table(path)
         else:
             self._skip(_SCALAR)
 
-    def _array(self, path: Path) -> None:
+    def _scan_array(self, path: Path) -> None:
         self._at += 1
         index = 0
         while True:
             self._skip(_BETWEEN)
             if self._text[self._at] == "]":
                 break
-            self._note((*path, index))
-            self._value((*path, index))
+            self._record_line((*path, index))
+            self._scan_value((*path, index))
             index += 1
             self._skip(_BETWEEN)
             if self._text[self._at] == ",":
                 self._at += 1
         self._at += 1
 
-    def _inline_table(self, path: Path) -> None:
+    def _scan_inline_table(self, path: Path) -> None:
         self._at += 1
         while True:
             self._skip(_BETWEEN)
             if self._text[self._at] == "}":
                 break
-            self._pair(path)
+            self._scan_pair(path)
             self._skip(_BETWEEN)
             if self._text[self._at] == ",":
                 self._at += 1
         self._at += 1
 
-    def _string(self) -> None:
+    def _scan_string(self) -> None:
         for pattern in _STRINGS:
             match = pattern.match(self._text, self._at)
             if match is not None:
@@ -146,37 +146,38 @@ class _Scanner:
         assert match is not None
         self._at = match.end()
 
-    def _note(self, path: Path) -> None:
+    def _record_line(self, path: Path) -> None:
         self._lines.setdefault(path, self._text.count("\n", 0, self._at) + 1)
 
 
-_LONGEST_STATEMENT_LINES = 300  # each end is tried, so this bounds a start's delay
+_LONGEST_STATEMENT_LINES = 300  # each end is tried: bounds the delay of a start
 _HEADER_LINE = re.compile(r"^[ \t]*\[\[?[ \t]*([^\[\]\n]+?)[ \t]*\]\]?[ \t]*(?:#.*)?$")
 
 
-def salvage(text: str, table: str, key: str) -> object | None:
-    """Return the value of `key` in `[table]` from text that does not parse as a whole, else None.
+def salvage_value(text: str, table: str, key: str) -> object | None:
+    """Return the value of `key` in `[table]` from text that does not parse as a whole, or None.
 
-    The statement itself must parse on its own: the fault has to lie elsewhere in the file. A
-    table or key that appears twice is given up on, for nobody can say which one was meant.
+    The statement must parse on its own: the fault has to lie elsewhere in the file. A table or
+    key that appears twice gives None, as it is unclear which one was meant.
     """
     lines = text.splitlines()
     statement = re.compile(
         rf"^[ \t]*(?:{re.escape(key)}|\"{re.escape(key)}\"|'{re.escape(key)}')[ \t]*="
     )
-    here, found = "", []
+    current_table = ""
+    starts: list[int] = []
     for number, line in enumerate(lines):
         header = _HEADER_LINE.match(line)
         if header is not None:
-            here = header.group(1).strip("\"'")
-        elif here == table and statement.match(line):
-            found.append(number)
-    if len(found) != 1:
+            current_table = header.group(1).strip("\"'")
+        elif current_table == table and statement.match(line):
+            starts.append(number)
+    if len(starts) != 1:
         return None
-    last = min(len(lines), found[0] + _LONGEST_STATEMENT_LINES)
-    for end in range(found[0] + 1, last + 1):
+    last = min(len(lines), starts[0] + _LONGEST_STATEMENT_LINES)
+    for end in range(starts[0] + 1, last + 1):
         try:
-            value: object = tomllib.loads("\n".join(lines[found[0] : end]))[key]
+            value: object = tomllib.loads("\n".join(lines[starts[0] : end]))[key]
         except (ValueError, RecursionError):
             continue
         return value

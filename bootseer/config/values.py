@@ -1,4 +1,4 @@
-"""One setting, and its value out of TOML or plain text. Pure: no file, no environment."""
+"""One setting, and the check of its value in TOML or plain text. Pure: no file, no environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as the reader and the documentation see it."""
+    """The description of one setting; `minimum` is None where there is no least value."""
 
     section: str
     name: str
@@ -43,33 +43,36 @@ class Setting:
         return article + (f" of at least {self.minimum:g}" if self.minimum is not None else "")
 
 
-def from_toml(setting: Setting, value: object) -> Value:
-    """Check a TOML value; raises ValueError with "is ..." (without the valid values)."""
+def convert_toml_value(setting: Setting, value: object) -> Value:
+    """Check a TOML value and convert it.
+
+    Raises ValueError, its message without the setting's key and valid values: "is a date".
+    """
     match setting.shape, value:
         case "truth value", bool():
             return value
         case ("whole number", int()) if not isinstance(value, bool):
-            return _in_range(setting, value)
+            return _check_range(setting, value)
         case ("number", int() | float()) if not isinstance(value, bool):
             try:
-                return _in_range(setting, float(value))
+                return _check_range(setting, float(value))
             except OverflowError:
                 raise ValueError("is out of range") from None
         case "text", str():
-            return _chosen(setting, value)
+            return _check_choice(setting, value)
         case "command", str():
-            return _split(value)
+            return _split_command(value)
         case (("list of texts" | "command"), list()):
             for index, item in enumerate(value):
                 if not isinstance(item, str):
-                    raise ValueError(f"has {kind(item)} at position {index + 1}")
-                _without_nul(item)
+                    raise ValueError(f"has {describe_toml_type(item)} at position {index + 1}")
+                _check_no_nul(item)
             return tuple(value)
-    raise ValueError(f"is {kind(value)}")
+    raise ValueError(f"is {describe_toml_type(value)}")
 
 
-def from_text(setting: Setting, text: str) -> Value:
-    """Parse a value of the environment or of `--set`; raises ValueError with "is ..."."""
+def parse_text_value(setting: Setting, text: str) -> Value:
+    """Parse a value of the environment or of `--set`; raises ValueError as `convert_toml_value`."""
     match setting.shape:
         case "truth value":
             truth = _TRUTHS.get(text.strip().lower())
@@ -81,13 +84,13 @@ def from_text(setting: Setting, text: str) -> Value:
                 number = int(text) if setting.shape == "whole number" else float(text)
             except ValueError:
                 raise ValueError(f"is {text!r}") from None
-            return _in_range(setting, number)
+            return _check_range(setting, number)
         case "list of texts":
             return tuple(item for item in text.split(os.pathsep) if item)
         case "command":
-            return _split(text)
+            return _split_command(text)
         case _:
-            return _chosen(setting, text)
+            return _check_choice(setting, text)
 
 
 _TRUTHS: Mapping[str, bool] = types.MappingProxyType(
@@ -96,24 +99,23 @@ _TRUTHS: Mapping[str, bool] = types.MappingProxyType(
 )
 
 
-def _without_nul(text: str) -> str:
-    """No program can be given such a word, no file such a name."""
+def _check_no_nul(text: str) -> None:
+    """Refuse a text that can be neither a program's argument nor a file's name."""
     if "\0" in text:
         raise ValueError("has a NUL character")
-    return text
 
 
-def _split(text: str) -> tuple[str, ...]:
-    _without_nul(text)
+def _split_command(text: str) -> tuple[str, ...]:
+    _check_no_nul(text)
     try:
-        import shlex  # loads much, and most settings are no commands
+        import shlex  # slow to load, and most settings are no commands
 
         return tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"cannot be split into words ({error})") from error
 
 
-def _in_range(setting: Setting, number: float) -> Value:
+def _check_range(setting: Setting, number: float) -> Value:
     if isinstance(number, int) and abs(number) >= 1 << 63:
         raise ValueError("does not fit into 64 bits")
     if not number >= (setting.minimum if setting.minimum is not None else number):
@@ -121,14 +123,15 @@ def _in_range(setting: Setting, number: float) -> Value:
     return number
 
 
-def _chosen(setting: Setting, text: str) -> str:
-    _without_nul(text)
+def _check_choice(setting: Setting, text: str) -> str:
+    _check_no_nul(text)
     if setting.choices and text not in setting.choices:
-        raise ValueError(f"is {text!r}{did_you_mean(text, setting.choices)}")
+        raise ValueError(f"is {text!r}{suggest_name(text, setting.choices)}")
     return text
 
 
-def kind(value: object) -> str:
+def describe_toml_type(value: object) -> str:
+    """Name the type of a TOML value, with its article, for messages."""
     match value:
         case bool():
             return "a truth value"
@@ -148,9 +151,9 @@ def kind(value: object) -> str:
             return "a date or time"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name, or nothing."""
-    import difflib  # only on the way to a message
+def suggest_name(name: str, valid: Iterable[str]) -> str:
+    """A hint for a misspelt name, "" where none is similar."""
+    import difflib  # needed by messages alone
 
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(valid), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

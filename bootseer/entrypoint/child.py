@@ -1,9 +1,9 @@
-"""The process of one part: reads its request from a socket, reports back over it.
+"""The process of one part: reads its request from a socket and reports back over it.
 
 Started by `start` with the socket as descriptor 3: one JSON request, then end of file; back come
-JSON lines (`began`, `ended`, and last `result` or `fault`). A process that dies without the last
-one is a fault of ours, whatever its exit code: an install command's exit code cannot be mistaken
-for our own crash.
+JSON lines (`began`, `ended`, and last `result` or `fault`). A process that ends without the last
+message is a fault of ours, whatever its exit code: the exit code of an install command cannot be
+mistaken for a crash of ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOCKET_FD = 3
 
 
 class _Reporter:
-    """The `Progress` of a part, and its last word."""
+    """The `Progress` of a part, and its last message, `result` or `fault`."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -31,7 +31,7 @@ class _Reporter:
         try:
             self._link.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # `start` is gone; its other end tells it all it needs
+            pass  # `start` has ended, or closed its end: it knows all it needs
 
     def command_began(self) -> None:
         self._send({"began": True})
@@ -47,7 +47,7 @@ class _Reporter:
 
 
 def main() -> int:
-    """Run or repair the part that the request names; 0 when a last word could be said."""
+    """Run or repair the part that the request names; returns 0 after a last message."""
     link = socket.socket(fileno=SOCKET_FD)
     link.set_inheritable(False)  # an install command must not hold it open
     reporter = _Reporter(link)
@@ -55,8 +55,8 @@ def main() -> int:
     while chunk := link.recv(65536):
         data += chunk
     message = json.loads(data)
-    _die_with(message["parent"])
-    part = all_parts.by_name(message["part"])
+    _end_with_parent(message["parent"])
+    part = all_parts.get_part(message["part"])
     try:
         if message["action"] == "repair":
             part.repair(message["request"])
@@ -64,14 +64,14 @@ def main() -> int:
         else:
             with events.open_writer() as writer:
                 reporter.result(part.run(message["request"], writer, reporter))
-    except Exception as error:  # the border: any fault of ours sends the job the plain way
+    except Exception as error:  # the border: after any fault of ours the plain way follows
         reporter.fault(describe(error))
-        os._exit(0)  # the plain way waits for our end, and threads may hang in a store's client
+        os._exit(0)  # the plain way waits for our end, and threads may hang in a store client
     return 0
 
 
-def _die_with(parent: int) -> None:
-    """A `start` killed with SIGKILL must not leave us working on a job that is gone."""
+def _end_with_parent(parent: int) -> None:
+    """Have this process end with `start`, even if that is killed with SIGKILL."""
     end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)

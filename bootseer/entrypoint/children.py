@@ -1,4 +1,4 @@
-"""Child processes of `start`: each in its own process group, and killed whole."""
+"""Child processes of `start`: each in a process group of its own, and killed whole."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.entrypoint.exec_program import RESET_SIGNALS
+from bootseer.entrypoint.transparent_child import IGNORED_BY_PYTHON
 from bootseer.system.interpreter import command_for
 from bootseer.system.proc_files import read_proc
 
 MARKER = "BOOTSEER_PART_ID"
-"""Variable by which the processes of one part are found again, whatever group they moved to."""
+"""Variable that marks the processes of one part, even those that left its process group."""
 
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL: time to release a lease and to undo what is half done."""
+"""Seconds between SIGTERM and SIGKILL: time to release a lease and to undo what is half done."""
 
-_REPORT_FD = 3
+_SOCKET_FD = 3  # as in `child`
 
 
-class Child:
+class ProcessGroup:
     """One running process group; a context manager that leaves nothing running.
 
     `link` is our end of the socket to a part's process, None for a plain command.
@@ -36,16 +36,16 @@ class Child:
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError:
-            self.pidfd = -1  # an old kernel or a sandbox: the loop looks now and then instead
+            self.pidfd = -1  # an old kernel or a sandbox: the loop polls instead
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def reap(self) -> bool:
-        """Collect the process if it has ended; tell whether it has."""
+        """Collect the first process if it has ended; returns whether it has."""
         if self.wait_status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -57,14 +57,14 @@ class Child:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # gone, or only processes left that are not ours to signal
+            pass  # ended, or only processes are left that we may not signal
 
     def kill(self) -> None:
-        """End every process of this child at once, including those that left its group."""
-        for _ in range(5):  # a process may fork between the look and the kill
+        """Kill all processes of the part at once, including those that left the group."""
+        for _ in range(5):  # a process may fork between the search and the kill
             if self.wait_status is None:
                 self.signal(signal.SIGKILL)
-            strays = list(_marked(self.marker))
+            strays = list(_find_marked(self.marker))
             for pid in strays:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -72,15 +72,15 @@ class Child:
                     pass
             if not strays:
                 break
-        self._give_up_on()
+        self._wait_for_end()
 
     def kill_leader(self) -> None:
-        """End the first process alone: what it left working in the background goes on."""
+        """Kill the first process alone: its background processes go on."""
         if self.wait_status is None:
             os.kill(self.pid, signal.SIGKILL)
-            self._give_up_on()
+            self._wait_for_end()
 
-    def _give_up_on(self) -> None:
+    def _wait_for_end(self) -> None:
         """Wait for a killed process, but not for one held in the kernel by a dead file system."""
         until = time.monotonic() + GRACE_S
         while not self.reap() and time.monotonic() < until:
@@ -104,25 +104,25 @@ class Child:
             self.pidfd = -1
 
 
-def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Child:
-    """Start a part's own process and hand it its request; raises OSError when that fails."""
+def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> ProcessGroup:
+    """Start a part's own process and send it its request; raises OSError when that fails."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             command = command_for("bootseer.entrypoint.child")
-            child = _spawn(command, environ, theirs.fileno(), ours)
+            group = _spawn(command, environ, theirs.fileno(), ours)
         ours.sendall(json.dumps({**message, "parent": os.getpid()}).encode())
         ours.shutdown(socket.SHUT_WR)
         ours.setblocking(False)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it died at once; its end is noticed like any other
-    except BaseException:  # nobody else has it to close
+        pass  # it ended at once; `start` notices that like any other end
+    except BaseException:  # the socket has no other owner yet
         ours.close()
         raise
-    return child
+    return group
 
 
-def spawn_plain(command: Sequence[str], environ: Mapping[str, str]) -> Child:
+def spawn_plain(command: Sequence[str], environ: Mapping[str, str]) -> ProcessGroup:
     """Start a plain command, found in PATH; raises OSError when it cannot be started."""
     return _spawn(command, environ, None, None)
 
@@ -132,41 +132,41 @@ def _spawn(
     environ: Mapping[str, str],
     link_fd: int | None,
     link: socket.socket | None,
-) -> Child:
+) -> ProcessGroup:
     marker = os.urandom(8).hex()
-    # The job's standard input is the job's: nothing before it may read from it.
+    # Standard input belongs to the job: nothing before it may read from it.
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     ]
     if link_fd is not None:
-        actions.append((os.POSIX_SPAWN_DUP2, link_fd, _REPORT_FD))
+        actions.append((os.POSIX_SPAWN_DUP2, link_fd, _SOCKET_FD))
     pid = os.posix_spawnp(
         command[0],
         list(command),
         {**environ, MARKER: marker},
         file_actions=actions,
         setpgroup=0,
-        setsigdef=RESET_SIGNALS,
+        setsigdef=IGNORED_BY_PYTHON,
     )
-    return Child(pid, marker, link)
+    return ProcessGroup(pid, marker, link)
 
 
-def end_all(children: Iterable[Child], grace_s: float = GRACE_S) -> None:
-    """SIGTERM to all, then SIGKILL to whatever is left of them after `grace_s` seconds."""
-    alive = [child for child in children if not child.reap()]
-    for child in alive:
-        child.signal(signal.SIGTERM)
-        child.signal(signal.SIGCONT)  # a stopped process would not hear the former
+def end_groups(groups: Iterable[ProcessGroup], grace_s: float = GRACE_S) -> None:
+    """Send SIGTERM to all, then SIGKILL to what is left of them after `grace_s` seconds."""
+    alive = [group for group in groups if not group.reap()]
+    for group in alive:
+        group.signal(signal.SIGTERM)
+        group.signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
     until = time.monotonic() + grace_s
     while alive and time.monotonic() < until:
         time.sleep(0.01)
-        alive = [child for child in alive if not child.reap()]
-    for child in children:
-        child.kill()
+        alive = [group for group in alive if not group.reap()]
+    for group in groups:
+        group.kill()
 
 
-def orphans_live_on() -> bool:
-    """As PID 1, collect adopted children that ended; tell whether some have yet to end."""
+def reap_orphans() -> bool:
+    """As PID 1, collect adopted children that ended; returns whether some have yet to end."""
     if os.getpid() != 1:
         return False
     try:
@@ -177,8 +177,8 @@ def orphans_live_on() -> bool:
     return True
 
 
-def _marked(marker: str) -> Iterable[int]:
-    """Processes, zombies apart, that carry the marker in their environment."""
+def _find_marked(marker: str) -> Iterable[int]:
+    """Ids of the processes, without zombies, that have the marker in their environment."""
     wanted = f"{MARKER}={marker}".encode()
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -187,4 +187,4 @@ def _marked(marker: str) -> Iterable[int]:
             if wanted in read_proc(f"/proc/{name}/environ").split(b"\0"):
                 yield int(name)
         except OSError:
-            continue  # ended meanwhile, another user's, or in a call that hangs
+            continue  # ended meanwhile, another user's, or in a system call that hangs

@@ -1,9 +1,9 @@
-"""A part that runs beside the job: nobody waits for it, and nothing hangs on it.
+"""Run a part alongside the job, in a process that nothing waits for or depends on.
 
-A fork of `start`, because loading an interpreter anew would take as long as a quick job needs to
-read its first files. It is nobody's child, for the job, which takes the place of `start`, must
-not find one that it did not make. It has none of the job's streams and descriptors: what it has
-to say goes into events.
+A fork of `start`, because starting another interpreter would take as long as a quick job needs to
+read its first files. It is not a child of `start`, because the job, which replaces `start`, must
+not have a child that it did not make. It has none of the job's streams and descriptors: it reports
+by events.
 """
 
 from __future__ import annotations
@@ -16,42 +16,45 @@ from bootseer import events
 from bootseer.system.fork import close_descriptors, fork, name_thread, silence_streams
 
 NAME = b"bootseer-beside"
-"""What `ps` shows of it; the kernel keeps 15 characters."""
+"""Its name in `ps`; the kernel keeps 15 characters."""
 
 
-def begin(
+def start_detached(
     part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str]
 ) -> None:
-    """Have `module.run(request, event writer, our process id)` run beside; returns at once.
+    """Call `module.run(request, event writer, our process id)` in a new process; returns at once.
 
-    Raises OSError where no process can be made. Call it in a process that has one thread.
+    Raises OSError if no process can be made. Must be called in a process that has one thread.
     """
-    job = os.getpid()  # which `start` keeps when it becomes the job
-    between = fork()
-    if between == 0:
-        _orphan(part, module, request, environ, job)
-    status = os.waitpid(between, 0)[1]
+    job = os.getpid()  # kept by `start` when it becomes the job
+    intermediate = fork()
+    if intermediate == 0:
+        _run_intermediate(part, module, request, environ, job)
+    status = os.waitpid(intermediate, 0)[1]
     if status:
         raise OSError(status, "no process could be made for it")
 
 
-def _orphan(
+def _run_intermediate(
     part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
 ) -> NoReturn:
-    """Ends by os._exit alone: nothing of `start` may run twice."""
+    """Fork the part's process and end, so that it has no parent of ours.
+
+    Both processes end by os._exit alone: nothing of `start` may run twice.
+    """
     code = 1
     try:
         os.setsid()
         if fork() == 0:
             _detach()
-            _run(part, module, request, environ, job)
+            _run_module(part, module, request, environ, job)
         code = 0
     finally:
         os._exit(code)
 
 
 def _detach() -> None:
-    import signal  # here and below: what a start itself can do without, it does not wait for
+    import signal  # here and below: only after the fork, as `start` would wait for it
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -61,7 +64,7 @@ def _detach() -> None:
     name_thread(NAME)
 
 
-def _run(
+def _run_module(
     part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
 ) -> None:
     import importlib
@@ -69,7 +72,7 @@ def _run(
     with events.open_writer(None, environ) as writer:
         try:
             importlib.import_module(module).run(request, writer, job)
-        except Exception as error:  # the border: the job runs already, only the report may hear
+        except Exception as error:  # the border: the job runs already, so only the report has it
             from bootseer.errors import describe
 
             writer.point(part, "fallback", {"bootseer.reason": describe(error)})

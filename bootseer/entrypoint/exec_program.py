@@ -1,4 +1,7 @@
-"""Become another program. Importable on Python 3.9, for the border in front of `start`."""
+"""Replace this process by another program.
+
+Importable on Python 3.9, for the guard in front of `start`.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,24 @@ if TYPE_CHECKING:
 else:
     import _signal  # `signal` itself imports enum: 2 ms
 
-# Python itself ignores these two; a command started by us must not inherit that.
-RESET_SIGNALS = (_signal.SIGPIPE, _signal.SIGXFSZ)
-
 
 def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Exec the command with the signal dispositions a fresh process has; returns 126 or 127.
+    """Exec the command with default signal dispositions; returns 126 or 127 if that fails.
 
-    Raises ValueError when a word or a variable cannot be handed to any program.
+    Raises ValueError for a word or a variable that cannot be passed to any program.
     """
-    for number in RESET_SIGNALS:
+    for number in transparent_child.IGNORED_BY_PYTHON:
         _signal.signal(number, _signal.SIG_DFL)
     try:
         try:
             os.execvpe(command[0], list(command), environ)
         except OSError as error:
-            import shutil  # heavy, and needed by few jobs
+            import shutil  # slow to load, and needed by few jobs
 
             path = shutil.which(command[0])
             if error.errno != transparent_child.ENOEXEC or path is None:
                 raise
-            # A script without a first line: a shell runs it, as execvp(3) does.
+            # A script without an interpreter line: a shell runs it, as in execvp(3).
             os.execve("/bin/sh", ["sh", path, *command[1:]], environ)
     except OSError as error:
-        return transparent_child.leave(transparent_child.failure(command, error))
+        return transparent_child.mirror_result(transparent_child.make_failure(command, error))

@@ -1,14 +1,14 @@
-"""Copy a command's output through, byte for byte, and show it to the log rules on the way.
+"""Copy a command's output through, byte for byte, and give a copy of it to the log rules.
 
-Only `run --log-rules` pays for this. Standard output and error that lead to one place share one
+Only `run --log-rules` needs this. Standard output and error that lead to one place share one
 pipe, so their order is kept; a terminal is replaced by a pseudo terminal in raw mode, so the
-command still sees one and the real one does all processing. Standard input stays what it is: the
+command still sees one and the real one does all processing. Standard input stays as it is: the
 real terminal, with its job control. The rules are matched in a process of their own, fed without
 ever blocking: what it cannot take is dropped and counted.
 
-When the command ends while others still hold its output, a forked copy of this process goes on
-copying for them, and the exit code is not kept waiting. A reader that leaves us makes the command
-feel it at its next write, as without us.
+When the command ends while other processes still hold its output, a fork of this process goes on
+copying for them, and the exit code is not delayed. When our reader closes its end, the command
+gets SIGPIPE at its next write, as it would without us.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ else:
 
 READ_BYTES = 65536  # = FRAME_MAX_BYTES of the matcher's frames
 SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
-LAST_BYTES = 1 << 17  # copied after the command's end at most: more than its pipe can hold
+LAST_BYTES = 1 << 17  # most bytes copied after the command's end: more than its pipe can hold
 MATCHER_END_S = 2.0  # how long the matcher may work on after the last byte
 FEED_PIPE_BYTES = 1 << 20
 _MATCHER_HELD = (
@@ -53,14 +53,14 @@ class Feed:
         self.fault = ""
         self.dropped_bytes = 0
         self._lock = threading.Lock()
-        self._pending = b""  # the rest of a frame that did not fit: it must be finished first
+        self._pending = b""  # the rest of a frame, to be written before the next one
         self._missed = {1: 0, 2: 0}
-        self._ended: int | None = None
+        self._wait_status: int | None = None
         self._fd = -1
         self.pid = 0
         try:
             self._start(rules, environ)
-        except Exception as error:  # without a matcher the job runs on and the report says why
+        except Exception as error:  # the job runs without a matcher, and the report says why
             self.fault = f"the log rules' matcher did not start: {error}"
 
     def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -96,13 +96,13 @@ class Feed:
         except OSError:
             pass  # over the user's limit: the usual 64 KiB then
 
-    def reaped(self, pid: int, status: int) -> None:
-        """Hear of a child that ended."""
+    def note_end(self, pid: int, status: int) -> None:
+        """Take the wait status of the matcher, if this child is it."""
         if pid == self.pid:
-            self._ended = status
+            self._wait_status = status
 
-    def show(self, stream: int, data: bytes) -> None:
-        """Offer output to the matcher, or drop it when the matcher is behind."""
+    def offer(self, stream: int, data: bytes) -> None:
+        """Give output to the matcher, or drop it if the matcher is behind."""
         now, mono = time.time_ns(), time.monotonic_ns()
         with self._lock:
             if self._fd < 0:
@@ -127,7 +127,7 @@ class Feed:
         except BlockingIOError:
             return False
         except OSError:
-            self._close_pipe()  # the matcher is gone
+            self._close_pipe()  # the matcher has ended
             return True
         return True
 
@@ -146,36 +146,36 @@ class Feed:
             while self._fd >= 0 and not self._flush() and time.monotonic() < deadline:
                 writable(self._fd, timeout_s=0.05)
             self._close_pipe()
-        while self._ended is None and time.monotonic() < deadline:
-            self._poll(os.WNOHANG)
-            if self._ended is None:
+        while self._wait_status is None and time.monotonic() < deadline:
+            self._collect_matcher(os.WNOHANG)
+            if self._wait_status is None:
                 time.sleep(0.002)
-        if self._ended is None:
+        if self._wait_status is None:
             self.fault = f"the log rules' matcher was still busy after {MATCHER_END_S:.0f} s"
             os.kill(self.pid, _signal.SIGKILL)
-            self._poll(0)
-        elif self._ended not in (0, 1 << 8):  # after exit code 1 it has told its fault itself
-            self.fault = f"the log rules' matcher died, wait status {self._ended}"
+            self._collect_matcher(0)
+        elif self._wait_status not in (0, 1 << 8):  # exit code 1: it has reported the fault itself
+            self.fault = f"the log rules' matcher died, wait status {self._wait_status}"
 
-    def _poll(self, options: int) -> None:
+    def _collect_matcher(self, options: int) -> None:
         try:
             pid, status = os.waitpid(self.pid, options)
         except ChildProcessError:
             pid, status = self.pid, 0
-        self.reaped(pid, status)
+        self.note_end(pid, status)
 
 
 class Channel:
-    """One way from the command's output to ours, carried by a thread.
+    """A copy of one of the command's outputs to ours, made by a thread.
 
-    The thread is there before the command begins: a command that runs already cannot be given
-    its own output back where no thread, pipe or terminal is to be had.
+    The thread is started before the command: a running command cannot be given its own output
+    back if no thread, pipe or pseudo terminal can be made.
     """
 
     def __init__(self, streams: Sequence[int]) -> None:
         self.streams = streams
         self.out = streams[0]
-        self.terminal = os.isatty(self.out)
+        self.is_terminal = os.isatty(self.out)
         self._feed: Feed | None = None
         self._never_runs = False
         self._may_copy = threading.Event()
@@ -183,14 +183,17 @@ class Channel:
         self._wake = os.pipe()
         self._source = self.inner = -1
         try:
-            self._source, self.inner = _raw_terminal(self.out) if self.terminal else os.pipe()
+            if self.is_terminal:
+                self._source, self.inner = _open_raw_terminal(self.out)
+            else:
+                self._source, self.inner = os.pipe()
             self._start_thread()
         except BaseException:
             _close_all([fd for fd in (*self._wake, self._source, self.inner) if fd >= 0])
             raise
 
-    def actions(self) -> list[tuple[int, int, int]]:
-        """Return what puts the command's streams onto this channel."""
+    def spawn_actions(self) -> list[tuple[int, int, int]]:
+        """Return the spawn actions that connect the command's streams to this channel."""
         return [(os.POSIX_SPAWN_DUP2, self.inner, stream) for stream in self.streams]
 
     def close_inner(self) -> None:
@@ -204,7 +207,7 @@ class Channel:
         self.drain()
         _close_all([self._source, *self._wake])
 
-    def begin(self, feed: Feed | None) -> None:
+    def start(self, feed: Feed | None) -> None:
         """Begin to copy."""
         self._feed = feed
         self._may_copy.set()
@@ -238,12 +241,12 @@ class Channel:
             if not data or not self._write(data):
                 break
             if feed is not None:
-                feed.show(self.out, data)
+                feed.offer(self.out, data)
             if self._wake[0] in ready:
                 after_end_bytes += len(data)
         else:
             return
-        # With this end closed, who still writes gets SIGPIPE, as when our reader had left it.
+        # With this end closed, a writer gets SIGPIPE, as it would from our reader without us.
         os.close(self._source)
         self._source = -1
 
@@ -252,14 +255,14 @@ class Channel:
         while view:
             try:
                 view = view[os.write(self.out, view) :]
-            except BlockingIOError:  # somebody made our output non-blocking
+            except BlockingIOError:  # another process made our output non-blocking
                 writable(self.out)
             except OSError:
                 return False
         return True
 
     def finish(self) -> bool:
-        """After the command's end: pass on what it wrote; return True when nobody else writes."""
+        """After the command's end, copy what it wrote; return whether no writer is left."""
         assert self._thread is not None
         os.write(self._wake[1], b"1")
         self._thread.join()
@@ -268,23 +271,23 @@ class Channel:
         return self._source < 0
 
     def restart(self) -> None:
-        """Go on copying in a forked process, where no thread is left."""
+        """Go on copying in a fork, which has none of the threads."""
         self._wake = os.pipe()
         self._feed = None
         self._start_thread()
 
     def drain(self) -> None:
-        """Wait until nobody writes any more."""
+        """Wait until all writers have closed the channel."""
         assert self._thread is not None
         self._thread.join()
 
     def resize(self) -> None:
         """Give the pseudo terminal the size of the real one."""
-        if self.terminal and self._source >= 0:
+        if self.is_terminal and self._source >= 0:
             _copy_size(self.out, self._source)
 
 
-def _raw_terminal(real: int) -> tuple[int, int]:
+def _open_raw_terminal(real: int) -> tuple[int, int]:
     import termios
 
     outer, inner = os.openpty()
@@ -316,7 +319,7 @@ def _copy_size(real: int, to: int) -> None:
         pass  # a terminal without a size
 
 
-def _channels() -> list[Channel]:
+def _make_channels() -> list[Channel]:
     """Make a channel for each place that our standard output and error lead to, or none.
 
     Raises OSError, termios.error or RuntimeError for want of a pipe, a terminal or a thread.
@@ -326,7 +329,7 @@ def _channels() -> list[Channel]:
         try:
             status = os.fstat(stream)
         except OSError:
-            continue  # closed, and the command shall find it so
+            continue  # closed, as it shall be for the command
         places.setdefault((status.st_dev, status.st_ino, status.st_rdev), []).append(stream)
     channels: list[Channel] = []
     try:
@@ -340,7 +343,7 @@ def _channels() -> list[Channel]:
     return channels
 
 
-def run(
+def run_tapped(
     command: Sequence[str],
     environ: Mapping[str, str],
     added: Mapping[str, str],
@@ -349,7 +352,7 @@ def run(
 ) -> transparent_child.Result:
     """Run a command with its output tapped; raises OSError when it cannot be executed."""
     try:
-        channels = _channels()
+        channels = _make_channels()
     except Exception as error:
         return _run_untapped(command, environ, added, writer, error)
     try:
@@ -372,18 +375,18 @@ def _start(
     """Start a command on its channels; raises OSError, with these closed, when it cannot."""
 
     def on_signal(number: int) -> bool:
-        if number != _signal.SIGWINCH or not any(channel.terminal for channel in channels):
+        if number != _signal.SIGWINCH or not any(channel.is_terminal for channel in channels):
             return False
         for channel in channels:
             channel.resize()
-        # The real terminal has told the command already, but it may have looked too early.
+        # The terminal has signalled the command already, which may have read the size too early.
         try:
             os.kill(child.pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # as where any signal is passed on
         return True
 
-    actions = [action for channel in channels for action in channel.actions()]
+    actions = [action for channel in channels for action in channel.spawn_actions()]
     try:
         child = transparent_child.start(command, environ, added, actions, on_signal)
     except OSError:
@@ -400,14 +403,14 @@ def _copy_to_end(
     child: transparent_child.Child, channels: Sequence[Channel], feed: Feed, writer: AnyWriter
 ) -> transparent_child.Result:
     for channel in channels:
-        channel.begin(feed)
-    result = child.wait(feed.reaped)
+        channel.start(feed)
+    result = child.wait(feed.note_end)
     open_channels = [channel for channel in channels if not channel.finish()]
     feed.close()
     if feed.fault:
-        _tell(writer, feed.fault, feed.dropped_bytes)
+        _report_fault(writer, feed.fault, feed.dropped_bytes)
     if open_channels:
-        _linger(open_channels, child)
+        _fork_copier(open_channels, child)
     return result
 
 
@@ -418,12 +421,12 @@ def _run_untapped(
     writer: AnyWriter,
     cause: Exception,
 ) -> transparent_child.Result:
-    """Run a command without the rules; the report says why. Raises OSError as `run` does."""
-    _tell(writer, f"the command's output cannot be read: {cause}")
+    """Run a command without the rules, and report why. Raises OSError as `run_tapped` does."""
+    _report_fault(writer, f"the command's output cannot be read: {cause}")
     return transparent_child.start(command, environ, added).wait()
 
 
-def _tell(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None:
+def _report_fault(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None:
     attributes = {
         "bootseer.source": "log",
         "bootseer.reason": fault,
@@ -432,14 +435,14 @@ def _tell(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None:
     writer.point("log_rules", "fallback", attributes)
 
 
-def _linger(channels: Sequence[Channel], child: transparent_child.Child) -> None:
-    """Leave a process behind that copies for those who still hold the command's output."""
+def _fork_copier(channels: Sequence[Channel], child: transparent_child.Child) -> None:
+    """Fork a process that copies for the processes that still hold the command's output."""
     try:
         sys.stdout.flush()
         if os.fork():
             return
     except OSError:
-        return  # they feel it as when our reader had left; the command's exit code stands
+        return  # their writes fail, as if our reader had ended; the command's exit code stands
     try:
         child.release()
         for channel in channels:

@@ -1,8 +1,7 @@
 """What `start` will do, decided from the settings alone: no process, no file, no clock.
 
-Terms: a *part* makes one input of the job ready in a better way than the plain one (`REGISTRY` of
-`parts` has them all). Its *plain way* is the command that a job without bootseer would run,
-possibly none.
+Terms: a *part* makes one input of the job ready in a better way than the plain one (`all_parts` has
+them all). Its *plain way* is the command that a job without bootseer would run, possibly none.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ Request = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """One part: what to ask of it and what to do without it.
+    """The plan for one part: its request, and its plain way.
 
-    `request` (plain JSON values) goes to the part's own process; None: the part is not tried.
-    Then `reason` says why, and is empty when that was asked for. `plain` is the plain way, empty
-    when there is none. `deadline_s` bounds our own work. `after` names parts to be done first.
-    A part that is `beside` is begun and not waited for: it has no plain way and no deadline, and
-    the module of that name runs it, by `run(request, event writer, the job's process id)`.
+    `request` (plain JSON values) goes to the part's own process. If it is None, the part is not
+    tried, and `reason` says why ("" if the settings ask for that). `plain` is the plain way, empty
+    if there is none. `deadline_s` bounds our own work. `after` names the parts to be done first.
+    A part with a `detached_module` is started and not waited for: it has no plain way and no
+    deadline, and is run as `run(request, event writer, the job's process id)` of that module.
     """
 
     name: str
@@ -35,17 +34,20 @@ class PartPlan:
     reason: str = ""
     deadline_s: float = 600.0
     after: tuple[str, ...] = ()
-    beside: str = ""
+    detached_module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """`wrapper` holds the options for `bootseer run` when the job is to be watched, else None:
-    then the job replaces this process. `environment` is added to the job's and the parts'."""
+    """The plan of a whole start.
+
+    `wrapper_options` are those of `bootseer run` if the job is to run under it. None: the job
+    replaces this process. `environment` is added to that of the job and the parts.
+    """
 
     parts: tuple[PartPlan, ...]
     job: tuple[str, ...]
-    wrapper: tuple[str, ...] | None
+    wrapper_options: tuple[str, ...] | None
     import_times: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -58,45 +60,45 @@ class Plannable(Protocol):
     def name(self) -> str: ...
 
     def plan(self, config: Config, problem: str) -> PartPlan | None:
-        """Return what to do, or None when the settings ask for nothing.
+        """Return the plan for this part, None if the settings ask for nothing.
 
-        `problem` is not empty when settings of this part could not be read: then the part must
-        not be tried, because what it would do may not be what was meant.
+        `problem` says that settings of this part could not be read, "" if all could: with a problem
+        the part must not be tried, because it might not do what was meant.
         """
 
 
-def plan(loaded: Loaded, job: Sequence[str], parts: Sequence[Plannable]) -> StartPlan:
-    """Decide the whole start. A fault in a part's settings makes that part go the plain way."""
+def plan_start(loaded: Loaded, job: Sequence[str], parts: Sequence[Plannable]) -> StartPlan:
+    """Plan the whole start. A part with a fault in its settings goes the plain way."""
     planned = []
     for part in parts:
-        problem = _problem_of(part.name, loaded.problems)
+        problem = _find_problem(part.name, loaded.problems)
         part_plan = part.plan(loaded.config, problem)
         if part_plan is not None:
             planned.append(part_plan)
     return StartPlan(
-        parts=_without_unknown_order(planned),
+        parts=_sort_by_dependencies(planned),
         job=tuple(job),
-        wrapper=_wrapper(loaded.config),
+        wrapper_options=_build_wrapper_options(loaded.config),
         import_times=loaded.config.job.import_times,
-        environment=_environment(loaded.config),
+        environment=_build_environment(loaded.config),
         problems=loaded.problems,
     )
 
 
-def warning(problems: Sequence[Problem]) -> str:
-    """One line about all faults of the configuration."""
+def format_warning(problems: Sequence[Problem]) -> str:
+    """One line for all problems of the configuration."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{problems[0].message}{more}"
 
 
-def _problem_of(section: str, problems: Sequence[Problem]) -> str:
+def _find_problem(section: str, problems: Sequence[Problem]) -> str:
     for problem in problems:
         if problem.section in ("", section):
             return problem.message
     return ""
 
 
-def _wrapper(config: Config) -> tuple[str, ...] | None:
+def _build_wrapper_options(config: Config) -> tuple[str, ...] | None:
     options: list[str] = []
     if config.job.phase:
         options += ["--phase", config.job.phase]
@@ -107,18 +109,18 @@ def _wrapper(config: Config) -> tuple[str, ...] | None:
     return tuple(options) if options else None
 
 
-def _environment(config: Config) -> dict[str, str]:
-    """What the event writer of every process below must agree on."""
-    out = {}
+def _build_environment(config: Config) -> dict[str, str]:
+    """The variables with which all processes of the start write the same trace id and attempt."""
+    environment = {}
     if config.job.uid:
-        out["BOOTSEER_JOB_UID"] = config.job.uid
+        environment["BOOTSEER_JOB_UID"] = config.job.uid
     if config.job.attempt:
-        out["BOOTSEER_ATTEMPT"] = str(config.job.attempt)
-    return out
+        environment["BOOTSEER_ATTEMPT"] = str(config.job.attempt)
+    return environment
 
 
-def _without_unknown_order(parts: Sequence[PartPlan]) -> tuple[PartPlan, ...]:
-    """Sort parts behind those they wait for; raises ValueError when they wait in a circle."""
+def _sort_by_dependencies(parts: Sequence[PartPlan]) -> tuple[PartPlan, ...]:
+    """Sort parts behind those that they wait for; raises ValueError for a circle."""
     names = {part.name for part in parts}
     done: dict[str, PartPlan] = {}
     waiting = list(parts)

@@ -1,7 +1,7 @@
-"""`bootseer run`: one command as one measured phase, as transparent as `process` makes it.
+"""`bootseer run`: one command as one measured phase, run as `transparent_child` does.
 
-Parsed by hand and with few imports, because this stands in front of every process of a job.
-Nothing that goes wrong with events may reach the job.
+The command line is parsed by hand and with few imports, because this stands in front of every
+process of a job. No fault of the events may affect the job.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Options:
 
 
 def flag(environ: Mapping[str, str], name: str) -> bool:
-    """Return what a variable says: 1 or 0 and their words; raises RunUsageError otherwise."""
+    """Parse a boolean variable: 1, true, yes, on and their opposites, or RunUsageError."""
     value = environ.get(name, "").lower()
     if value in ("", "0", "false", "no", "off"):
         return False
@@ -79,9 +79,9 @@ def flag(environ: Mapping[str, str], name: str) -> bool:
 
 
 def attribute_pair(pair: str, where: str) -> tuple[str, Any]:
-    """Split KEY=VALUE; true, false and whole numbers become such, anything else stays text.
+    """Split KEY=VALUE; true, false and whole numbers are converted, other values stay text.
 
-    `where` names the option or variable in the RunUsageError for anything else.
+    Raises RunUsageError for another form; `where` names the option or variable in it.
     """
     key, equals, text = pair.partition("=")
     if not equals or not key:
@@ -97,7 +97,7 @@ _SWITCHES = ("-h", "--help", "--wait", "--import-times")
 _VALUES = ("--phase", "--events", "--attr", "--log-rules")
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+def parse_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse the words after `run`; raises RunUsageError."""
     options = Options(environ)
     words = list(arguments)
@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         if name in _SWITCHES:
             if equals:
                 raise RunUsageError(f"run: {name} takes no value")
-            _switch(options, name)
+            _set_switch(options, name)
             continue
         if name not in _VALUES:
             raise RunUsageError(f"run: unknown option {name}; see `bootseer run --help`")
@@ -130,7 +130,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     return options
 
 
-def _switch(options: Options, name: str) -> None:
+def _set_switch(options: Options, name: str) -> None:
     if name == "--wait":
         options.attributes["bootseer.wait"] = True
     elif name == "--import-times":
@@ -140,7 +140,7 @@ def _switch(options: Options, name: str) -> None:
 
 
 def is_pip(command: Sequence[str]) -> bool:
-    """Tell whether a command is pip, called by its name or as `python -m pip`."""
+    """Whether a command is pip, called by its name or as `python -m pip`."""
     name = os.path.basename(command[0])
     if name.startswith("python"):
         return list(command[1:3]) == ["-m", "pip"]
@@ -148,7 +148,7 @@ def is_pip(command: Sequence[str]) -> bool:
 
 
 class PipLog:
-    """A private log of pip's, from which its phases are read once it has ended."""
+    """A private log file of pip, from which its phases are read when it has ended."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         folder = environ.get("TMPDIR") or "/tmp"
@@ -164,7 +164,7 @@ class PipLog:
                 status = "error" if "error.type" in attributes else "ok"
                 span = writer.begin(name, {"bootseer.source": "pip"}, parent, begin_ns)
                 writer.end(span, name, status, attributes, end_ns, parent=parent)
-        except Exception:  # the phases inside pip are an extra; whatever its log holds, go on
+        except Exception:  # the phases of pip are optional, whatever its log contains
             pass
         finally:
             try:
@@ -173,19 +173,19 @@ class PipLog:
                 pass  # the command removed it
 
 
-def _end_attributes(result: transparent_child.Result) -> dict[str, Any]:
-    out: dict[str, Any] = {"process.exit.code": result.code}
+def _make_end_attributes(result: transparent_child.Result) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"process.exit.code": result.code}
     if result.error:
-        out["error.type"] = "not_found" if result.code == 127 else "not_executable"
+        attributes["error.type"] = "not_found" if result.code == 127 else "not_executable"
     elif result.signal:
-        out["error.type"] = f"signal_{result.signal}"
+        attributes["error.type"] = f"signal_{result.signal}"
     elif result.code:
-        out["error.type"] = "exit_code"
-    return out
+        attributes["error.type"] = "exit_code"
+    return attributes
 
 
-class _Measured:
-    """The events around one command. No method raises."""
+class _PhaseEvents:
+    """The span around one command, and the variables for it. No method raises."""
 
     def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
         self.added: dict[str, str] = {}
@@ -195,7 +195,7 @@ class _Measured:
         self.writer: AnyWriter = events.NullWriter()
         try:
             self._begin(options, environ)
-        except Exception:  # events must not keep a job from starting, whatever breaks them
+        except Exception:  # a fault of the events must not keep the job from starting
             pass
 
     def _begin(self, options: Options, environ: Mapping[str, str]) -> None:
@@ -226,25 +226,25 @@ class _Measured:
             if self.pip:
                 self.pip.finish(self.writer, self.span)
             status = "error" if result.code else "ok"
-            self.writer.end(self.span, self.name, status, _end_attributes(result))
-        except Exception:  # the job is over and its exit code counts, not our events
+            self.writer.end(self.span, self.name, status, _make_end_attributes(result))
+        except Exception:  # the job has ended: its exit code counts, not our events
             pass
 
 
-def execute(options: Options, environ: Mapping[str, str]) -> transparent_child.Result:
-    """Run the command of `options`, measured."""
-    measured = _Measured(options, environ)
-    run_tapped = _load_tap(measured.writer) if options.log_rules else None
+def run_measured(options: Options, environ: Mapping[str, str]) -> transparent_child.Result:
+    """Run the command of `options` as a measured phase."""
+    phase_events = _PhaseEvents(options, environ)
+    run_tapped = _load_tap(phase_events.writer) if options.log_rules else None
     try:
         if run_tapped:
             result = run_tapped(
-                options.command, environ, measured.added, options.log_rules, measured.writer
+                options.command, environ, phase_events.added, options.log_rules, phase_events.writer
             )
         else:
-            result = transparent_child.start(options.command, environ, measured.added).wait()
+            result = transparent_child.start(options.command, environ, phase_events.added).wait()
     except OSError as error:
-        result = transparent_child.failure(options.command, error)
-    measured.end(result)
+        result = transparent_child.make_failure(options.command, error)
+    phase_events.end(result)
     return result
 
 
@@ -255,28 +255,28 @@ def _load_tap(writer: AnyWriter) -> Callable[..., transparent_child.Result] | No
         reason = f"the command's output cannot be read: {error}"
         writer.point("log_rules", "fallback", {"bootseer.source": "log", "bootseer.reason": reason})
         return None
-    return output_tap.run
+    return output_tap.run_tapped
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `bootseer run` with the words after it; return the exit code."""
+    """Run `bootseer run` with its arguments; return the exit code."""
     environ = transparent_child.original_environment()
     try:
-        options = parse(arguments, environ)
+        options = parse_arguments(arguments, environ)
     except RunUsageError as fault:
         sys.stderr.write(f"bootseer: {fault}\n")
         return 2
     if options.help:
         sys.stdout.write(HELP)
         return 0
-    return transparent_child.leave(execute(options, environ))
+    return transparent_child.mirror_result(run_measured(options, environ))
 
 
 def leave_now(code: int) -> int:
-    """End this process at once: tearing the interpreter down costs 2 ms and frees nothing."""
+    """End this process at once: the interpreter's shutdown costs 2 ms and frees nothing."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # closed, or its reader left
+            pass  # closed, or its reader has ended
     os._exit(code)

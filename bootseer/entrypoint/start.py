@@ -1,6 +1,6 @@
 """Carry out a start: run the parts in parallel under deadlines, fall back, become the job.
 
-Whatever goes wrong with us, the job starts as it would without us.
+After any fault of ours the job starts as it would without us.
 Only a failed install command or a signal keeps it from starting.
 """
 
@@ -26,7 +26,7 @@ from bootseer.entrypoint import (
 )
 from bootseer.entrypoint.parts import all_parts
 from bootseer.entrypoint.parts.part_task import Task
-from bootseer.entrypoint.plan import PartPlan, StartPlan, plan, warning
+from bootseer.entrypoint.plan import PartPlan, StartPlan, format_warning, plan_start
 from bootseer.errors import describe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -48,15 +48,15 @@ def start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str])
 
 
 def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]) -> int:
-    start_plan = plan(loaded, job, all_parts.REGISTRY)
+    start_plan = plan_start(loaded, job, all_parts.REGISTRY)
     if start_plan.problems:
-        _warn(warning(start_plan.problems))
+        _warn(format_warning(start_plan.problems))
     try:
         exit_code = _run_parts(start_plan, loaded.config.job.events, environ)
     except Exception as error:  # a border: the dependencies are still to be installed
         _warn(describe(error))
-        exit_code = _all_plain(start_plan, environ)
-    return become(start_plan, environ) if exit_code is None else exit_code
+        exit_code = _run_all_plain(start_plan, environ)
+    return become_job(start_plan, environ) if exit_code is None else exit_code
 
 
 def _warn(text: str) -> None:
@@ -69,69 +69,64 @@ def _run_parts(
     environ.update(start_plan.environment)
     default = events.default_directory(environ)
     with events.open_writer(events_target or None, environ, default) as writer:
-        start_unconfigured.announce(writer, start_plan.job, environ)
+        start_unconfigured.announce_start(writer, start_plan.job, environ)
         for problem in start_plan.problems:
             writer.point("config", "fallback", {"bootseer.reason": problem.message})
         with _Signals() as signals:
             exit_code = Runner(start_plan.parts, writer, environ, signals).run()
     if exit_code is None and signals.received:
         return 128 + signals.received[0]
-    if exit_code is None and start_plan.import_times and start_plan.wrapper is None:
+    if exit_code is None and start_plan.import_times and start_plan.wrapper_options is None:
         from bootseer.profiler.collect import import_hook
 
         environ.update(import_hook.environment(environ))
     return exit_code
 
 
-def _all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | None:
-    """Every part's plain command, one after the other, with as little of ours as possible."""
+def _run_all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | None:
+    """Run the plain command of each part, one after the other, with as little else as possible."""
     for part in start_plan.parts:
         if part.plain:
             try:
                 pid = os.posix_spawnp(part.plain[0], list(part.plain), environ)
             except OSError as error:
-                return transparent_child.leave(transparent_child.failure(part.plain, error))
-            exit_code = fallback.exit_code_of(os.waitpid(pid, 0)[1])
+                failure = transparent_child.make_failure(part.plain, error)
+                return transparent_child.mirror_result(failure)
+            exit_code = fallback.convert_wait_status(os.waitpid(pid, 0)[1])
             if exit_code:
                 return exit_code
     return None
 
 
-def become(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
+def become_job(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     """Replace this process by the job, or run it under the wrapper and return its exit code."""
-    if start_plan.wrapper is None:
-        if children.orphans_live_on():
-            return _stay_in_front(lambda: _reaped(start_plan.job, environ))
+    if start_plan.wrapper_options is None:
+        if children.reap_orphans():
+            # What publishes in the background will end, and a job in the place of PID 1 would have
+            # to collect a process that it does not know.
+            job = start_plan.job
+            return _stay_in_front(lambda: transparent_child.run_command(job, environ, {}))
         return exec_program.execute(start_plan.job, environ)
     try:
         from bootseer.entrypoint import run
 
-        options = run.parse([*start_plan.wrapper, "--", *start_plan.job], environ)
-    except Exception as error:  # a border: a wrapper that cannot be had is left out
+        options = run.parse_arguments([*start_plan.wrapper_options, "--", *start_plan.job], environ)
+    except Exception as error:  # a border: the job runs without a wrapper that cannot be used
         _warn(str(error))
         return exec_program.execute(start_plan.job, environ)
-    return _stay_in_front(lambda: run.execute(options, environ))
-
-
-def _reaped(job: Sequence[str], environ: Mapping[str, str]) -> transparent_child.Result:
-    """As PID 1, run the job below us: what publishes in the background will end, and a job that
-    took our place would have to collect a process that it does not know."""
-    try:
-        return transparent_child.start(job, environ, {}).wait()
-    except OSError as error:
-        return transparent_child.failure(job, error)
+    return _stay_in_front(lambda: run.run_measured(options, environ))
 
 
 def _stay_in_front(run_job: Callable[[], transparent_child.Result]) -> int:
     try:
-        return transparent_child.leave(run_job())
+        return transparent_child.mirror_result(run_job())
     except Exception as error:  # a border; the job may have begun, and must not begin twice
         transparent_child.say(f"{describe(error)}; the job's exit code is not known")
         return 1
 
 
 class _Signals:
-    """Notes the signals that end a start, and wakes the loop; ignored ones stay ignored."""
+    """Records the signals that end a start, and wakes the loop; ignored ones stay ignored."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -144,12 +139,12 @@ class _Signals:
             before = signal.getsignal(number)
             if before != signal.SIG_IGN:
                 self._before[number] = before
-                signal.signal(number, self._note)
+                signal.signal(number, self._record)
         # Ignored, the kernel would reap our children and drop their exit codes.
         self._child_signal = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _record(self, number: int, _: FrameType | None) -> None:
         self.received.append(number)
 
     def __exit__(self, *_: object) -> None:
@@ -211,29 +206,29 @@ class Runner:
                 if part.request is None and not part.plain:
                     self._leave_out(part)
                     continue
-                if part.beside and part.request is not None:
-                    self._begin_beside(part)
+                if part.detached_module and part.request is not None:
+                    self._start_detached(part)
                     continue
                 self._running.append(Task(part, self._writer, self._environ))
 
     def _leave_out(self, part: PartPlan) -> None:
-        """A part that is not to be tried and has no plain way: the job starts without it."""
+        """Go on without a part that is not to be tried and has no plain way."""
         self._done.add(part.name)
         if part.reason:
             transparent_child.say(f"{part.name}: {part.reason}; going on without it")
             self._writer.point(part.phase, "fallback", {"bootseer.reason": part.reason})
 
-    def _begin_beside(self, part: PartPlan) -> None:
+    def _start_detached(self, part: PartPlan) -> None:
         self._done.add(part.name)
         try:
             request = {**(part.request or {}), "began_ns": time.time_ns()}
-            detached.begin(part.name, part.beside, request, self._environ)
+            detached.start_detached(part.name, part.detached_module, request, self._environ)
         except OSError as error:
             reason = f"its process could not be started: {error.strerror}"
             self._writer.point(part.phase, "fallback", {"bootseer.reason": reason})
 
     def _wait(self) -> None:
-        """Sleep until a process, a message, a signal or a deadline calls."""
+        """Wait for the end of a process, a message, a signal or a deadline."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.read_fd, selectors.EVENT_READ)
             for task in self._running:
@@ -241,16 +236,16 @@ class Runner:
                     selector.register(fd, selectors.EVENT_READ)
             deadlines = [task.deadline for task in self._running if task.deadline is not None]
             timeout = min([86400.0, *(deadline - time.monotonic() for deadline in deadlines)])
-            if any(task.child is not None and task.child.pidfd < 0 for task in self._running):
+            if any(task.group is not None and task.group.pidfd < 0 for task in self._running):
                 timeout = min(timeout, POLL_S)
             selector.select(max(0.0, timeout))
 
     def _stop(self, exit_code: int) -> int:
-        """End everything still running; the signal that ended us goes to all of it first."""
+        """End all parts; they first get the signal that ends this start."""
         for number in self._signals.received:
             for task in self._running:
-                task.child_signal(number)
-        children.end_all([task.child for task in self._running if task.child is not None])
+                task.forward_signal(number)
+        children.end_groups([task.group for task in self._running if task.group is not None])
         for task in self._running:
             task.abandon(exit_code)
         return exit_code

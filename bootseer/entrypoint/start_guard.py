@@ -33,7 +33,8 @@ def main(words: list[str], by_click: Callable[[list[str]], int]) -> int:
     try:
         if job and _is_ordinary(options):
             given = dict(options)
-            if start_unconfigured.is_all(os.environ) and not given.keys() & {"-c", "--config"}:
+            names_a_file = given.keys() & {"-c", "--config"}
+            if not names_a_file and start_unconfigured.is_unconfigured(os.environ):
                 events = given.get("--events", "")
                 return start_unconfigured.start(
                     job, events, transparent_child.original_environment()
@@ -80,7 +81,8 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
     from bootseer.entrypoint import start_image_only
 
     named = given.get("-c") or given.get("--config") or os.environ.get("BOOTSEER_CONFIG")
-    request = start_image_only.asked(named or start_image_only.DEFAULT_FILE, os.environ)
+    path = named or start_image_only.DEFAULT_FILE
+    request = start_image_only.read_plain_request(path, os.environ)
     if request is None:
         return None
     events, environ = given.get("--events", ""), transparent_child.original_environment()
@@ -104,7 +106,7 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
             flags[key] = parsed
         elif name in _KEYS:
             flags[_KEYS[name]] = value
-    loaded = loading.read(path, None, flags)
+    loaded = loading.load_tolerantly(path, None, flags)
     if fault:
         transparent_child.say(f"warning: {fault}; going on without it")
     return start.start(loaded, job, transparent_child.original_environment())

@@ -1,8 +1,8 @@
-"""A start of which only its image's files are asked: the job begins at once, all else beside it.
+"""Start a job at once whose settings ask for nothing but reading ahead the image's files.
 
-`start` reads settings in full and plans parts, which takes as long to load as a small job does.
-Here nothing has to be ready before the job, so a few plain lines are read by hand; whatever is
-not plain goes the ordinary way, where it is understood or complained about.
+`start` reads all settings and plans parts, which takes as long to load as a small job runs.
+Here nothing has to be ready before the job, so a few plain lines are read by hand. A file that is
+not plain is left to `start`, which understands it or reports its fault.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ from bootseer.entrypoint import detached, exec_program, start_unconfigured, tran
 PART, PHASE = "image", "image.replay"
 MODULE = "bootseer.imageprefetch.filemode.background_recorder"
 DEFAULT_FILE = "bootseer.toml"
-_MOST_BYTES = 1 << 16
-_KIND, _FILE = 0o170000, 0o100000  # in st_mode; the module `stat` would say S_IFMT and S_IFREG
+_MAX_FILE_BYTES = 1 << 16
+_S_IFMT, _S_IFREG = 0o170000, 0o100000  # as in the module `stat`, which is not loaded
 _HEADER = "[image]"
 _FIELDS = {"traces": "place", "image": "image", "workload": "workload", "record": "record"}
 _RECORD = ("auto", "always", "never")
 
 
-def asked(path: str, environ: Mapping[str, str]) -> dict[str, str] | None:
-    """What the settings ask of `background_recorder`, if they ask nothing else and are plain.
+def read_plain_request(path: str, environ: Mapping[str, str]) -> dict[str, str] | None:
+    """The request for `background_recorder`, if the settings are plain and ask nothing else.
 
-    Empty: they ask nothing at all. None: they are to be read in full.
+    Empty if they ask nothing at all. None if they have to be read in full.
     """
-    if not start_unconfigured.is_harmless(environ, "BOOTSEER_CONFIG"):
+    if not start_unconfigured.has_only_harmless_variables(environ, "BOOTSEER_CONFIG"):
         return None
     try:
-        if os.stat(path).st_mode & _KIND != _FILE:
+        if os.stat(path).st_mode & _S_IFMT != _S_IFREG:
             return None  # `-c <(…)`, say, can be read once
         with open(path, "rb", buffering=0) as file:
-            text = file.read(_MOST_BYTES).decode("ascii")
+            text = file.read(_MAX_FILE_BYTES).decode("ascii")
     except (OSError, ValueError):
         return None
-    found = plain(text) if len(text) < _MOST_BYTES else None
-    if not found:
-        return found
-    if not found.get("traces") or found.get("record", "auto") not in _RECORD:
+    values = parse_plain_settings(text) if len(text) < _MAX_FILE_BYTES else None
+    if not values:
+        return values
+    if not values.get("traces") or values.get("record", "auto") not in _RECORD:
         return None
-    return {_FIELDS[key]: value for key, value in found.items()}
+    return {_FIELDS[key]: value for key, value in values.items()}
 
 
-def plain(text: str) -> dict[str, str] | None:
-    """The strings of a settings file that has the section `[image]` alone; None of any other."""
-    found: dict[str, str] = {}
-    headed = False
-    for whole in text.split("\n"):
-        line = whole.strip(" \t\r")
+def parse_plain_settings(text: str) -> dict[str, str] | None:
+    """The texts of a settings file with the section `[image]` alone; None for any other file."""
+    values: dict[str, str] = {}
+    has_header = False
+    for raw_line in text.split("\n"):
+        line = raw_line.strip(" \t\r")
         if not line or line[0] == "#":
             continue
-        if line == _HEADER and not headed:
-            headed = True
+        if line == _HEADER and not has_header:
+            has_header = True
             continue
         key, _, rest = line.partition("=")
-        key, value = key.strip(" \t"), _string(rest.strip(" \t"))
-        if not headed or key not in _FIELDS or key in found or value is None:
+        key, value = key.strip(" \t"), _parse_string(rest.strip(" \t"))
+        if not has_header or key not in _FIELDS or key in values or value is None:
             return None
-        found[key] = value
-    return found if headed else None
+        values[key] = value
+    return values if has_header else None
 
 
-def _string(text: str) -> str | None:
-    """A TOML string without escapes, and nothing behind it."""
+def _parse_string(text: str) -> str | None:
+    """The text of a basic TOML string without escapes and without a comment, else None."""
     value = text[1:-1]
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return None
@@ -79,36 +79,31 @@ def start(
     events_target: str,
     environ: MutableMapping[str, str],
 ) -> int:
-    """Have the image's files read ahead beside the job, and become it.
+    """Have the image's files read ahead alongside the job, and become the job.
 
-    As process 1 stay in front of it: what goes on beside will be ours to collect. Returns the exit
-    code, where the job is over or could not be started.
+    As PID 1 stay in front of it, to collect the process alongside. Returns the exit code if the job
+    has ended or could not be started.
     """
     given = dict(environ)
     try:
         target = events_target or environ.get("BOOTSEER_EVENTS")
         default = events.default_directory(environ)
         with events.open_writer(target or None, environ, default) as writer:
-            start_unconfigured.announce(writer, job, environ)
-            _begin(request, writer, environ)
-    except Exception as error:  # the border: nothing of this must keep a job from starting
+            start_unconfigured.announce_start(writer, job, environ)
+            _begin_replay(request, writer, environ)
+    except Exception as error:  # the border: no fault of ours may keep a job from starting
         transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
         return exec_program.execute(job, given)
-    return _in_front(job, environ) if os.getpid() == 1 else exec_program.execute(job, environ)
+    if os.getpid() == 1:
+        return transparent_child.mirror_result(transparent_child.run_command(job, environ, {}))
+    return exec_program.execute(job, environ)
 
 
-def _begin(
+def _begin_replay(
     request: Mapping[str, str], writer: events.AnyWriter, environ: Mapping[str, str]
 ) -> None:
     try:
-        detached.begin(PART, MODULE, {**request, "began_ns": time.time_ns()}, environ)
+        detached.start_detached(PART, MODULE, {**request, "began_ns": time.time_ns()}, environ)
     except OSError as error:
         reason = f"its process could not be started: {error.strerror}"
         writer.point(PHASE, "fallback", {"bootseer.reason": reason})
-
-
-def _in_front(job: Sequence[str], environ: Mapping[str, str]) -> int:
-    try:
-        return transparent_child.leave(transparent_child.start(job, environ, {}).wait())
-    except OSError as error:
-        return transparent_child.leave(transparent_child.failure(job, error))

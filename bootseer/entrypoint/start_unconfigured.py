@@ -1,7 +1,7 @@
-"""A start for which nothing is configured: it is told, and the job begins.
+"""Start a job for which nothing is configured: write the start's event, then become the job.
 
-`start` does the same, but what it reads settings and runs parts with takes four times as long to
-load as all of this. Importable on Python 3.9.
+`start` does the same, but its modules for settings and parts take four times as long to load as
+this one. Importable on Python 3.9.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _HARMLESS = frozenset(
         "BOOTSEER_TRACEPARENT",
     )
 )
-"""Variables that give no part anything to do. Any other may: then the settings are read."""
+"""Variables that give no part anything to do. With any other one the settings have to be read."""
 
 
-def is_all(environ: Mapping[str, str]) -> bool:
-    """Whether nothing but this is asked for: no `bootseer.toml` here, no variable that may ask."""
-    return is_harmless(environ) and not os.path.exists("bootseer.toml")
+def is_unconfigured(environ: Mapping[str, str]) -> bool:
+    """Whether there is no `bootseer.toml` here and no variable that gives a part anything to do."""
+    return has_only_harmless_variables(environ) and not os.path.exists("bootseer.toml")
 
 
-def is_harmless(environ: Mapping[str, str], *more: str) -> bool:
-    """Whether no variable, those named in `more` apart, gives a part anything to do."""
+def has_only_harmless_variables(environ: Mapping[str, str], *more: str) -> bool:
+    """Whether no variable, except those named in `more`, gives a part anything to do."""
     for name, value in environ.items():
         if name.startswith("BOOTSEER_") and name not in _HARMLESS and name not in more and value:
             return False
@@ -42,23 +42,23 @@ def is_harmless(environ: Mapping[str, str], *more: str) -> bool:
 
 
 def start(job: Sequence[str], events_target: str, environ: MutableMapping[str, str]) -> int:
-    """Replace this process by the job; returns its exit code only where that fails."""
+    """Replace this process by the job; returns an exit code only if that fails."""
     given = dict(environ)
     try:
         target = events_target or environ.get("BOOTSEER_EVENTS")
         default = events.default_directory(environ)
         with events.open_writer(target or None, environ, default) as writer:
-            announce(writer, job, environ)
-    except Exception as error:  # the border: events must not keep a job from starting
+            announce_start(writer, job, environ)
+    except Exception as error:  # the border: no fault of the events may keep a job from starting
         transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
         return exec_program.execute(job, given)
     return exec_program.execute(job, environ)
 
 
-def announce(
+def announce_start(
     writer: events.AnyWriter, job: Sequence[str], environ: MutableMapping[str, str]
 ) -> None:
-    """Tell that a start begins, and make its events the parents of the job's."""
+    """Write the event of a start, and set the variables that make the job's events belong to it."""
     if "BOOTSEER_TRACEPARENT" not in environ and isinstance(writer, events.Writer):
         from bootseer.events import resource
 

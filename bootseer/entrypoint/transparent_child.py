@@ -1,19 +1,19 @@
-"""Run one child so that nobody can tell that we stand in between.
+"""Run one command so that neither it nor its parent can notice that we stand in between.
 
 The child stays in our process group and session and keeps our descriptors, so the terminal, job
 control and a `kill` of the whole group treat it as they would without us. What reaches only us
 is passed on: every signal that can be caught, except those that the terminal sends to the whole
 foreground group. When the child stops for job control, so do we.
 
-What cannot be told apart: a signal that a process sends to the whole group (`kill -TERM -GROUP`)
-looks to us like one sent to us alone, so the child gets it twice, directly and from us.
+One case cannot be distinguished: a signal that a process sends to the whole group (`kill -TERM
+-GROUP`) looks like one sent to us alone, so the child gets it twice, directly and from us.
 
 Exit codes: the child's own; 128+N when signal N ended it; 126 when it cannot be executed, 127
 when it is not found. Where the terminal's Ctrl-C ended the child, we die of SIGINT too, because a
 shell tells by this that its loop is to end; the code it sees is the same 130.
 
-Killing us with SIGKILL leaves the child running: nothing of ours ends a job on its own account.
-Whoever kills the group, the cgroup or the container kills both.
+Killing us with SIGKILL leaves the child running: nothing of ours ends a job of its own accord.
+Killing the group, the cgroup or the container ends both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     import _signal  # `signal` itself imports enum: 2 ms
 
-# Raised by faults of the receiving process itself; a kernel never holds them back.
+# Raised by faults of the receiving process itself; these cannot be blocked.
 _SYNCHRONOUS = {
     _signal.SIGSEGV,
     _signal.SIGBUS,
@@ -53,15 +53,16 @@ _STOPS = {_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU}
 _SI_KERNEL = 0x80  # si_code of asm-generic/siginfo.h
 # Linux's numbers, the same on every architecture: the module `errno` is a file to load.
 ENOENT, EIO, E2BIG, ENOEXEC = 2, 5, 7, 8
-# Python ignores these at start-up. Whether they were ignored before it cannot be known, so the
-# child gets the default, as almost everybody has it.
-_IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
+# Python ignores these at start-up. Whether they were ignored before is unknown, so a command that
+# we start gets the default, as almost all processes have it.
+IGNORED_BY_PYTHON = (_signal.SIGPIPE, _signal.SIGXFSZ)
 
 
 class Result:
-    """How a child ended: `code` for our own exit, `signal` that killed it (0 = none).
+    """How a child ended: `code` is our own exit code, `signal` the one that killed it (0 = none).
 
-    `error` is set when there was no child: why the command could not be executed.
+    `error` says why the command could not be executed, "" if it was. `interrupted`: the terminal's
+    Ctrl-C ended it.
     """
 
     __slots__ = ("code", "error", "interrupted", "signal")
@@ -73,7 +74,7 @@ class Result:
 
 
 def original_environment() -> dict[str, str]:
-    """Return the environment as we were given it.
+    """Return the environment that this process was started with.
 
     Python adds LC_CTYPE in a C locale (PEP 538); a child must not see that.
     """
@@ -90,7 +91,7 @@ def original_environment() -> dict[str, str]:
 
 
 class Child:
-    """A running command, and the signals held back for it since before it began.
+    """A running command. Signals to us are blocked from before its start and passed on by `wait`.
 
     Raises OSError from the constructor when the command cannot be executed.
     """
@@ -102,9 +103,9 @@ class Child:
         file_actions: FileActions = (),
         on_signal: Callable[[int], bool] | None = None,
     ) -> None:
-        """`on_signal(number)` sees each signal first and returns True to keep it."""
+        """`on_signal(number)` gets each signal first; it returns True to keep it from the child."""
         self._on_signal = on_signal
-        self._asked_to_stop = self._terminal_interrupt = False
+        self._was_asked_to_stop = self._terminal_interrupt = False
         held = set(_signal.valid_signals()) - _SYNCHRONOUS
         held -= {_signal.SIGKILL, _signal.SIGSTOP}
         self._held = held
@@ -116,7 +117,7 @@ class Child:
             raise
 
     def release(self) -> None:
-        """Give this process its own signal mask back."""
+        """Restore the signal mask of this process."""
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
 
     def _spawn(
@@ -124,13 +125,13 @@ class Child:
     ) -> int:
         if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
             # The kernel would reap the child for us and drop its exit code.
-            return self._fork(command, environ, file_actions)
+            return self._spawn_by_fork(command, environ, file_actions)
         try:
             return self._posix_spawn(command, environ, file_actions)
         except OSError as error:
             if error.errno != ENOEXEC:
                 raise
-        # A script without a first line: a shell runs it, as execvp(3) does.
+        # A script without an interpreter line: a shell runs it, as in execvp(3).
         from shutil import which
 
         path = command[0] if "/" in command[0] else which(command[0]) or command[0]
@@ -145,10 +146,10 @@ class Child:
             environ,
             file_actions=file_actions,
             setsigmask=self._before,
-            setsigdef=_IGNORED_BY_PYTHON,
+            setsigdef=IGNORED_BY_PYTHON,
         )
 
-    def _fork(
+    def _spawn_by_fork(
         self, command: Sequence[str], environ: Mapping[str, str], file_actions: FileActions
     ) -> int:
         """Spawn for the rare parent that ignores SIGCHLD, which the child is to inherit."""
@@ -158,7 +159,7 @@ class Child:
         if pid == 0:
             try:
                 _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
-                for number in _IGNORED_BY_PYTHON:
+                for number in IGNORED_BY_PYTHON:
                     _signal.signal(number, _signal.SIG_DFL)
                 for action in file_actions:
                     os.dup2(action[1], action[2])
@@ -177,9 +178,9 @@ class Child:
         return pid
 
     def wait(self, on_other: Callable[[int, int], None] | None = None) -> Result:
-        """Wait for the child's end, passing signals on; reap whatever else became ours.
+        """Wait for the child's end, passing signals on; reap adopted children as well.
 
-        `on_other(pid, wait status)` hears of the other children.
+        `on_other(pid, wait status)` is called for these.
         """
         while True:
             status = self._reap(on_other)
@@ -189,46 +190,46 @@ class Child:
             if info.si_signo != _signal.SIGCHLD and not (
                 self._on_signal and self._on_signal(info.si_signo)
             ):
-                self._pass_on(info.si_signo, info.si_code)
+                self._forward_signal(info.si_signo, info.si_code)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            interrupted = number == _signal.SIGINT and self._was_terminal()
+            interrupted = number == _signal.SIGINT and self._is_from_terminal()
             return Result(128 + number, number, interrupted=interrupted)
         return Result(os.WEXITSTATUS(status))
 
-    def _was_terminal(self) -> bool:
-        """Tell whether a SIGINT came from the terminal; ours may still wait to be looked at."""
+    def _is_from_terminal(self) -> bool:
+        """Whether a SIGINT came from the terminal; the one sent to us may still be pending."""
         info = _signal.sigtimedwait({_signal.SIGINT}, 0)
         return self._terminal_interrupt or (info is not None and info.si_code == _SI_KERNEL)
 
     def _reap(self, on_other: Callable[[int, int], None] | None) -> int | None:
-        """Collect every child that changed; return the command's wait status once it ended."""
+        """Collect all children that changed; return the command's wait status if it has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
-                # Somebody traced or stole it; without a status there is nothing better to say.
+                # A tracer or another thread took its status; there is nothing better to return.
                 return 255 << 8
             if pid == 0:
                 return None
             if os.WIFSTOPPED(status):
                 if pid == self.pid:
-                    self._stop(os.WSTOPSIG(status))
+                    self._stop_like_child(os.WSTOPSIG(status))
             elif pid == self.pid:
                 return status
             elif on_other is not None:
                 on_other(pid, status)
 
-    def _pass_on(self, number: int, code: int) -> None:
+    def _forward_signal(self, number: int, code: int) -> None:
         if code == _SI_KERNEL and number in _TERMINAL:
-            # The terminal told the whole group. A hang-up it tells only the session's leader,
-            # which the child would have been in our place.
+            # The terminal signals the whole group. A hang-up goes only to the session's leader,
+            # which the child would be in our place.
             self._terminal_interrupt |= number == _signal.SIGINT
             if number != _signal.SIGHUP or os.getsid(0) != os.getpid():
                 return
         if number == _signal.SIGCONT and not self._is_stopped() and _has_terminal():
             return  # the shell continued the whole group
-        self._asked_to_stop = number in _STOPS
+        self._was_asked_to_stop = number in _STOPS
         try:
             os.kill(self.pid, number)
         except ProcessLookupError:
@@ -245,26 +246,28 @@ class Child:
         except (OSError, IndexError, RuntimeError):  # no /proc, or no thread to ask it
             return True
 
-    def _stop(self, number: int) -> None:
-        """Stop as the child did, where somebody is there to continue us: a shell at a terminal,
-        or whoever sent the stop through us."""
-        if not self._asked_to_stop and not _has_terminal():
+    def _stop_like_child(self, number: int) -> None:
+        """Stop as the child did, if there is something to continue us.
+
+        That is a shell at a terminal, or the sender of a stop signal that we passed on.
+        """
+        if not self._was_asked_to_stop and not _has_terminal():
             return
-        self._asked_to_stop = False
+        self._was_asked_to_stop = False
         if _signal.SIGCONT in _signal.sigpending():
             return  # already continued
         if number not in _STOPS:
             os.kill(os.getpid(), _signal.SIGSTOP)
             return
-        # One signal, not two: the terminal may have sent us the same, which is still held back.
-        # A SIGCONT that comes from here on takes it away again.
+        # One signal, not two: the terminal may have sent us the same, which is still pending.
+        # A SIGCONT that arrives from here on removes it.
         os.kill(os.getpid(), number)
         if not self._is_stopped():
             _signal.sigtimedwait({number}, 0)
             return
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {number})
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {number})
-        # We run again, so this was for the stop that is over; kept, it would hide the next one.
+        # We run again, so this SIGCONT ended the stop; kept pending, it would prevent the next one.
         _signal.sigtimedwait({_signal.SIGCONT}, 0)
 
 
@@ -277,8 +280,8 @@ def _has_terminal() -> bool:
     return True
 
 
-def failure(command: Sequence[str], error: OSError) -> Result:
-    """Say how a command that cannot be executed ends: 127 when it is not there, else 126."""
+def make_failure(command: Sequence[str], error: OSError) -> Result:
+    """The result of a command that cannot be executed: 127 if it was not found, else 126."""
     code = 127 if error.errno == ENOENT else 126
     reason = os.strerror(error.errno) if error.errno else str(error)
     return Result(code, error=f"cannot run '{command[0]}': {reason}")
@@ -291,9 +294,9 @@ def start(
     file_actions: FileActions = (),
     on_signal: Callable[[int], bool] | None = None,
 ) -> Child:
-    """Start `command` with `environ` and our variables `added`; raises OSError when it cannot.
+    """Start `command` with `environ` and our variables `added`; raises OSError if that fails.
 
-    Where our variables are what makes the environment too long, they are left out.
+    If the environment is too long because of our variables, they are left out.
     """
     try:
         return Child(command, {**environ, **added}, file_actions, on_signal)
@@ -303,8 +306,18 @@ def start(
     return Child(command, environ, file_actions, on_signal)
 
 
+def run_command(
+    command: Sequence[str], environ: Mapping[str, str], added: Mapping[str, str]
+) -> Result:
+    """Run a command to its end; if it cannot be executed, the result says why."""
+    try:
+        return start(command, environ, added).wait()
+    except OSError as error:
+        return make_failure(command, error)
+
+
 def say(text: str) -> None:
-    """Write one line of ours to standard error, if it can be written to."""
+    """Write one line of ours to standard error, if possible."""
     try:
         sys.stderr.write(f"bootseer: {text}\n")
         sys.stderr.flush()
@@ -312,8 +325,11 @@ def say(text: str) -> None:
         pass  # standard error is closed, or full
 
 
-def leave(result: Result) -> int:
-    """Return the exit code for `result`, or die of the terminal's Ctrl-C as the child did."""
+def mirror_result(result: Result) -> int:
+    """End as the child did: return its exit code, or die of the terminal's Ctrl-C.
+
+    Writes `result.error` to standard error.
+    """
     if result.error:
         say(result.error)
     if result.interrupted and os.getpid() != 1:

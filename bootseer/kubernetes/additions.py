@@ -11,12 +11,12 @@ from bootseer.kubernetes.identity import Identity
 from bootseer.kubernetes.insertions import Value
 from bootseer.kubernetes.options import Options, Place
 
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Additions:
-    """What is put into one pod; `prefix` are the words before the job's own command."""
+    """What is put into one pod; `prefix` are the words put before the job's own command."""
 
     init_containers: Sequence[Mapping[str, Value]]
     volumes: Sequence[Mapping[str, Value]]
@@ -25,79 +25,78 @@ class Additions:
     prefix: Sequence[str]
 
 
-def additions(
+def decide_additions(
     options: Options,
     identity: Identity,
-    environment_there: Sequence[str],
+    existing_variables: Sequence[str],
     guaranteed: Mapping[str, str] | None = None,
 ) -> Additions:
-    """Decide for one pod. Variables that the manifest sets itself are left as they are.
+    """Decide what one pod gets; a variable in `existing_variables` keeps the manifest's value.
 
-    `guaranteed` is the CPU and memory of a pod of quality of service "Guaranteed": unless ours
-    asks for the same as it may use, the pod would lose that quality, and CPUs of its own with it.
+    `guaranteed` is the CPU and memory of a pod of quality of service "Guaranteed". Unless the init
+    container's requests equal its limits, the pod would lose that class and its exclusive CPUs.
     """
     guaranteed = guaranteed or {}
-    volumes, mounts = _volumes(options)
+    volumes, mounts = _build_volumes(options)
     environment = [
         entry
-        for entry in _environment(options, identity)
-        if entry["name"] not in environment_there or entry["name"] == names.MARK_VARIABLE
+        for entry in _build_environment(options, identity)
+        if entry["name"] not in existing_variables or entry["name"] == names.MARK_VARIABLE
     ]
-    return Additions(
-        [_init_container(options, guaranteed)], volumes, mounts, environment, prefix(options)
-    )
+    init_containers = [_build_init_container(options, guaranteed)]
+    return Additions(init_containers, volumes, mounts, environment, build_prefix(options))
 
 
-def prefix(options: Options) -> list[str]:
-    """The words that stand before the job's command."""
+def build_prefix(options: Options) -> list[str]:
+    """The words of the wrapper before the job's command."""
     words = [names.LAUNCHER]
-    if not _makes_ready(options):
+    if not _prepares_inputs(options):
         return [*words, "run", "--"]
     if options.config_map:
         return [*words, "start", "-c", f"{names.CONFIG_PATH}/bootseer.toml", "--"]
     return [*words, "start", "--"]
 
 
-def _makes_ready(options: Options) -> bool:
-    """Whether the wrapper does more than measure."""
+def _prepares_inputs(options: Options) -> bool:
+    """Whether the wrapper does more than measure the job."""
     return bool({"image", "deps", "checkpoint"}.intersection(options.parts))
 
 
-def _init_container(options: Options, guaranteed: Mapping[str, str]) -> dict[str, Value]:
-    """Copies the wrapper into the pod. It fits the strictest pod security, "restricted"."""
-    out: dict[str, Value] = {"name": names.INIT_CONTAINER, "image": options.image}
+def _build_init_container(options: Options, guaranteed: Mapping[str, str]) -> dict[str, Value]:
+    """The container that copies the wrapper into the pod, allowed by pod security "restricted"."""
+    container: dict[str, Value] = {"name": names.INIT_CONTAINER, "image": options.image}
     if options.pull_policy:
-        out["imagePullPolicy"] = options.pull_policy
-    out["args"] = ["install", names.HOME]
-    out["resources"] = {
+        container["imagePullPolicy"] = options.pull_policy
+    container["args"] = ["install", names.HOME]
+    container["resources"] = {
         "requests": dict(guaranteed) or {"cpu": "10m", "memory": "32Mi"},
         "limits": dict(guaranteed) or {"cpu": "1", "memory": "128Mi"},
     }
-    out["securityContext"] = {
+    container["securityContext"] = {
         "runAsNonRoot": True,
-        "runAsUser": NOBODY,
+        "runAsUser": NOBODY_UID,
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    out["volumeMounts"] = [{"name": names.VOLUME, "mountPath": names.HOME}]
-    return out
+    container["volumeMounts"] = [{"name": names.VOLUME, "mountPath": names.HOME}]
+    return container
 
 
-def _volumes(options: Options) -> tuple[list[Mapping[str, Value]], list[Mapping[str, Value]]]:
+def _build_volumes(options: Options) -> tuple[list[Mapping[str, Value]], list[Mapping[str, Value]]]:
     volumes: list[Mapping[str, Value]] = [{"name": names.VOLUME, "emptyDir": {}}]
     mounts: list[Mapping[str, Value]] = [
         {"name": names.VOLUME, "mountPath": names.HOME, "readOnly": True}
     ]
 
     def add(name: str, place: Place, path: str) -> None:
-        volumes.append({"name": name, **_source(place)})
+        volumes.append({"name": name, **_build_volume_source(place)})
         mounts.append({"name": name, "mountPath": path})
 
     if "events" in options.parts:
         add(names.EVENTS_VOLUME, options.events, names.EVENTS_PATH)
-    if _makes_ready(options):
+    if _prepares_inputs(options):
         if options.store is not None:
             add(names.STORE_VOLUME, options.store, names.STORE_PATH)
         if options.cache is not None:
@@ -110,7 +109,7 @@ def _volumes(options: Options) -> tuple[list[Mapping[str, Value]], list[Mapping[
     return volumes, mounts
 
 
-def _source(place: Place) -> dict[str, Value]:
+def _build_volume_source(place: Place) -> dict[str, Value]:
     if place.kind == "claim":
         return {"persistentVolumeClaim": {"claimName": place.name}}
     if place.kind == "host":
@@ -118,54 +117,58 @@ def _source(place: Place) -> dict[str, Value]:
     return {"emptyDir": {}}
 
 
-def _environment(options: Options, identity: Identity) -> list[Mapping[str, Value]]:
-    out: list[Mapping[str, Value]] = []
+def _build_environment(options: Options, identity: Identity) -> list[Mapping[str, Value]]:
+    variables: list[Mapping[str, Value]] = []
     if "events" in options.parts:
-        out.append(_text("BOOTSEER_EVENTS", names.EVENTS_PATH))
-    out += [
-        *_job_uid(identity),
-        _field("K8S_POD_NAME", "metadata.name"),
-        _field("K8S_POD_UID", "metadata.uid"),
-        _field("K8S_NAMESPACE", "metadata.namespace"),
-        _field("K8S_NODE_NAME", "spec.nodeName"),
+        variables.append(_make_variable("BOOTSEER_EVENTS", names.EVENTS_PATH))
+    variables += [
+        *_build_job_uid(identity),
+        _make_field_variable("K8S_POD_NAME", "metadata.name"),
+        _make_field_variable("K8S_POD_UID", "metadata.uid"),
+        _make_field_variable("K8S_NAMESPACE", "metadata.namespace"),
+        _make_field_variable("K8S_NODE_NAME", "spec.nodeName"),
     ]
     if "deps" in options.parts:
         if options.store is not None or options.store_url:
-            out.append(_text("BOOTSEER_STORE", options.store_url or names.STORE_PATH))
+            store = options.store_url or names.STORE_PATH
+            variables.append(_make_variable("BOOTSEER_STORE", store))
         if options.cache is not None:
-            out.append(_text("BOOTSEER_CACHE", names.CACHE_PATH))
-    # Last: it ends what is ours in the list.
-    return [*out, _text(names.MARK_VARIABLE, " ".join([__version__, *_tier(options)]))]
+            variables.append(_make_variable("BOOTSEER_CACHE", names.CACHE_PATH))
+    # Last: `uninject` takes it for the end of our variables.
+    mark = " ".join([__version__, *_format_tier(options)])
+    return [*variables, _make_variable(names.MARK_VARIABLE, mark)]
 
 
-def _job_uid(identity: Identity) -> list[Mapping[str, Value]]:
-    """What names the start, and the number of its attempt where the operator counts them."""
+def _build_job_uid(identity: Identity) -> list[Mapping[str, Value]]:
+    """The variables for the start's name, and for its attempt where the operator counts them."""
     if identity.text:
-        return [_text("BOOTSEER_JOB_UID", identity.text.replace("$", "$$"))]
+        return [_make_variable("BOOTSEER_JOB_UID", identity.text.replace("$", "$$"))]
     if identity.is_name:
-        name = _field("BOOTSEER_JOB_NAME", identity.field)
+        name = _make_field_variable("BOOTSEER_JOB_NAME", identity.field)
         if identity.name:
-            name = _text("BOOTSEER_JOB_NAME", identity.name.replace("$", "$$"))
+            name = _make_variable("BOOTSEER_JOB_NAME", identity.name.replace("$", "$$"))
         return [
-            _field("BOOTSEER_JOB_NAMESPACE", "metadata.namespace"),
+            _make_field_variable("BOOTSEER_JOB_NAMESPACE", "metadata.namespace"),
             name,
-            # Kubernetes puts in what stands before it in the list.
-            _text("BOOTSEER_JOB_UID", "$(BOOTSEER_JOB_NAMESPACE)/$(BOOTSEER_JOB_NAME)"),
+            # Kubernetes expands variables that stand before this one in the list.
+            _make_variable("BOOTSEER_JOB_UID", "$(BOOTSEER_JOB_NAMESPACE)/$(BOOTSEER_JOB_NAME)"),
         ]
-    uid = _field("BOOTSEER_JOB_UID", identity.field)
-    return [uid, _field("BOOTSEER_ATTEMPT", identity.attempt)] if identity.attempt else [uid]
+    uid = _make_field_variable("BOOTSEER_JOB_UID", identity.field)
+    if not identity.attempt:
+        return [uid]
+    return [uid, _make_field_variable("BOOTSEER_ATTEMPT", identity.attempt)]
 
 
-def _tier(options: Options) -> list[str]:
-    """What `uninject` has to know of a privilege that was asked for."""
+def _format_tier(options: Options) -> list[str]:
+    """The words by which `uninject` knows the privilege that was requested."""
     if options.tier == "none":
         return []
     return ["fuse", options.fuse_resource] if options.tier == "fuse" else [options.tier]
 
 
-def _text(name: str, value: str) -> dict[str, Value]:
+def _make_variable(name: str, value: str) -> dict[str, Value]:
     return {"name": name, "value": value}
 
 
-def _field(name: str, path: str) -> dict[str, Value]:
+def _make_field_variable(name: str, path: str) -> dict[str, Value]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -1,4 +1,4 @@
-"""Which tier of privilege each pod of a manifest has, what that allows, and what stands in the way.
+"""The tier of privilege that each pod of a manifest has, what it allows, and what prevents more.
 
 Tiers: `none` (any pod: restore by copy, checkpoints through fsspec or copied), `fuse` (a device
 plugin gives /dev/fuse: with SYS_ADMIN, checkpoints mounted), `privileged` (mounts of every kind).
@@ -28,9 +28,9 @@ ALLOWED: dict[Tier, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One pod: its tier and why, notes on what will or will not work, and why it is refused.
+    """One pod: its tier and the reason, notes on what will or will not work, and any refusal.
 
-    `passed_over` says why the pod, or an object without one, is left as it is and not refused.
+    `passed_over` says why the pod, or an object without one, is left as it is but not refused.
     """
 
     line: int
@@ -45,59 +45,58 @@ class Finding:
 
 
 def check(text: Text, options: Options, resolve: inject.Resolve | None = None) -> list[Finding]:
-    """Look at every pod of a manifest; raises as `inject` does for text that is none."""
+    """Examine every pod of a manifest; raises the errors of `inject`."""
     result = inject.inject(text, options, resolve)
     refused = {(refusal.line, refusal.pod): refusal.reason for refusal in result.refusals}
     passed_over = {(passed.line, passed.pod): passed.reason for passed in result.passed_over}
-    # By their order: names may be given twice, and lines are others once ours are out.
-    before = [
+    # By position: names may occur twice, and lines change once our additions are removed.
+    were_injected = [
         uninject.is_injected(pod)
-        for document in manifest_text.documents(text)
-        for pod in pods.find(document)
+        for document in manifest_text.parse_documents(text)
+        for pod in pods.find_pods(document)
     ]
     bare = dataclasses.replace(text, raw=uninject.uninject(text))
-    out: list[Finding] = []
-    for document in manifest_text.documents(bare):
-        for pod in pods.find(document):
-            place = (pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}")
-            injected = before[len(out)]
+    findings: list[Finding] = []
+    for document in manifest_text.parse_documents(bare):
+        for pod in pods.find_pods(document):
+            place = (pod.line, pod.full_title)
+            injected = were_injected[len(findings)]
             if place in passed_over:
                 why, reason = "it is passed over", passed_over[place]
-                out.append(Finding(*place, "", injected, "none", why, (), "", reason))
+                findings.append(Finding(*place, "", injected, "none", why, (), "", reason))
             else:
-                out.append(_finding(pod, options, injected, refused.pop(place, "")))
+                findings.append(_examine_pod(pod, options, injected, refused.pop(place, "")))
     for left in result.unmeasured:
         why = "it has no pod that can be injected"
-        out.append(Finding(left.line, left.pod, "", False, "none", why, (), "", left.reason))
-    # Refused, but no pod: a TrainJob has a command alone.
+        findings.append(Finding(left.line, left.pod, "", False, "none", why, (), "", left.reason))
+    # Refused objects without a pod: a TrainJob has only a command.
     for (line, title), reason in refused.items():
         why = "it has no pod of its own"
-        out.append(Finding(line, title, "", False, "none", why, (), reason))
-    return out
+        findings.append(Finding(line, title, "", False, "none", why, (), reason))
+    return findings
 
 
-def _finding(pod: Pod, options: Options, injected: bool, refusal: str) -> Finding:
+def _examine_pod(pod: Pod, options: Options, injected: bool, refusal: str) -> Finding:
     try:
         container = inject.choose_container(pod, options)
     except BootseerError as error:
         reason = refusal or str(error)
-        line = pod.spec.start_mark.line + 1
-        title = f"{pod.title} {pod.path}"
-        return Finding(line, title, "", injected, "none", "its container is not known", (), reason)
-    tier, why = _tier(container, options)
+        why = "its container is not known"
+        return Finding(pod.line, pod.full_title, "", injected, "none", why, (), reason)
+    tier, why = _find_tier(container, options)
     return Finding(
         line=container.start_mark.line + 1,
-        pod=f"{pod.title} {pod.path}",
+        pod=pod.full_title,
         container=pod.container_name(container),
         injected=injected,
         tier=tier,
         why=why,
-        notes=tuple(_notes(pod, container, options, tier)),
+        notes=tuple(_collect_notes(pod, container, options, tier)),
         refusal=refusal,
     )
 
 
-def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
+def _find_tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
     if scalar(child(container, "securityContext", "privileged")) == "true":
         return "privileged", "the container is privileged"
     if options.tier == "privileged":
@@ -111,39 +110,41 @@ def _tier(container: yaml.MappingNode, options: Options) -> tuple[Tier, str]:
     return "none", "the container is not privileged and asks for no FUSE device"
 
 
-def _notes(pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier) -> list[str]:
-    out = []
-    unknown = kinds.note_unknown(pod)
+def _collect_notes(
+    pod: Pod, container: yaml.MappingNode, options: Options, tier: Tier
+) -> list[str]:
+    notes = []
+    unknown = kinds.describe_unknown_kind(pod)
     if unknown:
-        out.append(unknown)
-    out += _identity_notes(pod, options)
+        notes.append(unknown)
+    notes += _collect_identity_notes(pod, options)
     context = child(container, "securityContext")
     if scalar(child(context, "readOnlyRootFilesystem")) == "true":
-        out.append(
+        notes.append(
             "its root file system is read-only: dependencies need a writable target, such as a "
             "virtual environment on an emptyDir"
         )
-    added = {scalar(name) for name in items(child(context, "capabilities", "add"))}
-    if tier == "fuse" and not added & {"SYS_ADMIN", "CAP_SYS_ADMIN", "ALL"}:
-        out.append(
+    capabilities = {scalar(name) for name in items(child(context, "capabilities", "add"))}
+    if tier == "fuse" and not capabilities & {"SYS_ADMIN", "CAP_SYS_ADMIN", "ALL"}:
+        notes.append(
             "without the capability SYS_ADMIN nothing can be mounted, so checkpoints are copied; "
             "add it to the container's securityContext.capabilities.add"
         )
     if "events" in options.parts and options.events.kind == "pod":
-        out.append("events lie in the pod and go with it; keep them by --events pvc:CLAIM")
+        notes.append("events lie in the pod and go with it; keep them by --events pvc:CLAIM")
     places = (options.events, options.store, options.cache)
     if any(place is not None and place.kind == "host" for place in places):
-        out.append("host:/DIR is refused in namespaces of pod security baseline or restricted")
+        notes.append("host:/DIR is refused in namespaces of pod security baseline or restricted")
     if options.tier == "privileged":
-        out.append("a privileged container is refused in such namespaces too")
+        notes.append("a privileged container is refused in such namespaces too")
     if scalar(child(pod.spec, "hostPID")) == "true":
-        out.append("it shares the node's processes, so the wrapper is not process 1")
+        notes.append("it shares the node's processes, so the wrapper is not process 1")
     if scalar(child(pod.spec, "shareProcessNamespace")) == "true":
-        out.append("its containers share one process tree, so the wrapper is not process 1")
-    return out
+        notes.append("its containers share one process tree, so the wrapper is not process 1")
+    return notes
 
 
-def _identity_notes(pod: Pod, options: Options) -> list[str]:
+def _collect_identity_notes(pod: Pod, options: Options) -> list[str]:
     identity = identify(pod, options.job_uid)
     if identity.is_name:
         return [

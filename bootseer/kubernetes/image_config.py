@@ -16,25 +16,25 @@ from bootseer.storage.options import StoreOptions
 RETRY_S = 2.0
 
 
-def resolver(
+def make_resolver(
     *, plain_http: bool = False, architecture: str = "amd64"
 ) -> Callable[[str], ImageConfig]:
-    """A function from an image's name to its configuration; each image is asked for once.
+    """A function from an image's name to its configuration, which reads each image only once.
 
-    Logins and mirrors are those of container tools. Raises a BootseerError that completes
-    "and ...".
+    Logins and mirrors are those of container tools. The function raises a BootseerError whose
+    message completes "and ...".
     """
-    known: dict[str, ImageConfig] = {}
+    configs: dict[str, ImageConfig] = {}
 
     def resolve(image: str) -> ImageConfig:
-        if image not in known:
-            known[image] = _read(image, plain_http, Platform("linux", architecture))
-        return known[image]
+        if image not in configs:
+            configs[image] = _fetch_config(image, plain_http, Platform("linux", architecture))
+        return configs[image]
 
     return resolve
 
 
-def _read(image: str, plain_http: bool, platform: Platform) -> ImageConfig:
+def _fetch_config(image: str, plain_http: bool, platform: Platform) -> ImageConfig:
     repository, reference = open_repository(
         image, StoreOptions(retry_s=RETRY_S), plain_http=plain_http or None
     )
@@ -42,12 +42,12 @@ def _read(image: str, plain_http: bool, platform: Platform) -> ImageConfig:
         try:
             _, manifest = repository.image(reference.version, platform)
             raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
-            run = parse_object(raw, f"the configuration of {image}").get("config")
+            config = parse_object(raw, f"the configuration of {image}").get("config")
         except BootseerError as error:
             raise type(error)(f"its registry does not tell: {error}") from error
-    run = run if isinstance(run, dict) else {}
-    return ImageConfig(_words(run.get("Entrypoint")), _words(run.get("Cmd")))
+    config = config if isinstance(config, dict) else {}
+    return ImageConfig(_parse_words(config.get("Entrypoint")), _parse_words(config.get("Cmd")))
 
 
-def _words(value: object) -> tuple[str, ...]:
+def _parse_words(value: object) -> tuple[str, ...]:
     return tuple(str(word) for word in value) if isinstance(value, list) else ()

@@ -1,8 +1,8 @@
-"""Put bootseer into the pods of a manifest, by insertions into its text (and over nulls) alone.
+"""Put bootseer into the pods of a manifest: by insertions into its text, and in place of nulls.
 
-A pod that cannot be injected safely is refused with the reason and the line; nothing of its text
-is touched then. Injecting again takes the first injection out before, so it changes nothing, or
-brings an older one up to date.
+A pod that cannot be injected safely is refused with the reason and the line, and its text is left
+as it is. Injecting again removes the earlier injection first, so it changes nothing, or updates an
+older one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,36 @@ from collections.abc import Callable, Mapping, Sequence
 import yaml
 
 from bootseer.errors import BootseerError
-from bootseer.kubernetes import insertions, kinds, manifest_text, pods, uninject
+from bootseer.kubernetes import insertions, kinds, pods, uninject
 from bootseer.kubernetes import options as names
-from bootseer.kubernetes.additions import Additions, additions, prefix
+from bootseer.kubernetes.additions import Additions, build_prefix, decide_additions
 from bootseer.kubernetes.identity import identify
 from bootseer.kubernetes.insertions import CannotEditError, Edit
-from bootseer.kubernetes.job_command import CommandChoice, name_to_give
-from bootseer.kubernetes.manifest_text import Text
+from bootseer.kubernetes.job_command import CommandChoice, format_command_name
+from bootseer.kubernetes.manifest_text import (
+    ODD_BREAKS,
+    Text,
+    child,
+    has_merge_key,
+    is_absent,
+    items,
+    parse_documents,
+    scalar,
+)
 from bootseer.kubernetes.nodes import find_unfit_nodes
 from bootseer.kubernetes.options import Options
-from bootseer.kubernetes.pods import Described, Pod
+from bootseer.kubernetes.pods import ManifestObject, Pod
 from bootseer.storage.oci.config import ImageConfig
 
 Resolve = Callable[[str], ImageConfig]
-"""An image's name to its entrypoint and command; raises a BootseerError that says why not."""
+"""Returns what an image runs, by the image's name; raises a BootseerError with the reason."""
 
 RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that was put in, for `--explain`."""
+    """One insertion, for `--explain`."""
 
     line: int
     pod: str
@@ -44,7 +53,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """One pod that was left as it is, and why."""
+    """One pod or object that was left as it is (or has to be looked at), and the reason."""
 
     line: int
     pod: str
@@ -53,12 +62,12 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Injected:
-    """The new text, and what was done and not done.
+    """The new text, what was changed in it, and what was left.
 
-    `passed_over`: pods left as they are because another container than theirs was asked for.
+    `passed_over`: pods left as they are because they do not have the container asked for.
     `unmeasured`: objects that run containers, but have no pod to inject, and why. `unknown`: pods
-    that were injected though nobody here knows what runs them, and what to look at. `kinds`: those
-    of all objects.
+    that were injected although what runs them is unknown, and what to look at. `kinds`: those of
+    all objects.
     """
 
     raw: str
@@ -71,7 +80,7 @@ class Injected:
 
 
 def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Injected:
-    """Inject every pod of a manifest that can be.
+    """Inject every pod of a manifest that can be injected safely.
 
     Raises UsageError for text that is no valid YAML and for a command given to a container that
     is not there, and CorruptDataError where an earlier injection was changed by hand.
@@ -81,78 +90,72 @@ def inject(text: Text, options: Options, resolve: Resolve | None = None) -> Inje
     changes: list[Change] = []
     refusals: list[Refusal] = []
     decided: dict[object, Additions] = {}
-    commands = _given_commands(clean, options)
+    commands = _collect_given_commands(clean, options)
     passed_over: list[Refusal] = []
     may_pass_over = bool(options.container) and _has_container(clean, options.container)
     wrapped = _WrappedTrainJobs()
     unmeasured: list[Refusal] = []
     unknown: dict[str, Refusal] = {}
-    kinds_there: list[str] = []
-    for document in manifest_text.documents(clean):
+    all_kinds: list[str] = []
+    for document in parse_documents(clean):
         objects = pods.find_objects(document)
-        for one in objects:
-            kinds_there.append(one.kind)
-            if kinds.is_train_job(one.node):
+        for obj in objects:
+            all_kinds.append(obj.kind)
+            if kinds.is_train_job(obj.node):
                 try:
-                    _train_job(clean, one, options, all_edits, changes, wrapped)
+                    _wrap_train_job(clean, obj, options, all_edits, changes, wrapped)
                 except CannotEditError as error:
-                    refusals.append(_refusal_of(one, str(error)))
+                    refusals.append(Refusal(obj.line, obj.title, str(error)))
             else:
-                reasons = [kinds.find_patches(one)]
-                if not one.pods:
-                    reasons.append(kinds.find_containers_left(one))
-                unmeasured += [_refusal_of(one, reason) for reason in reasons if reason]
-        for pod in (pod for one in objects for pod in one.pods):
-            if may_pass_over and not is_asked_for(pod, options):
-                line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
+                reasons = [kinds.explain_patches(obj)]
+                if not obj.pods:
+                    reasons.append(kinds.explain_containers_left(obj))
+                unmeasured += [Refusal(obj.line, obj.title, reason) for reason in reasons if reason]
+        for pod in (pod for obj in objects for pod in obj.pods):
+            if may_pass_over and not has_wanted_container(pod, options):
                 reason = f"it has no container {options.container!r}"
-                passed_over.append(Refusal(line, title, reason))
+                passed_over.append(Refusal(pod.line, pod.full_title, reason))
                 continue
             try:
-                made, told = _Injection(clean, pod, options, resolve, decided, commands).run()
+                injection = _Injection(clean, pod, options, resolve, decided, commands)
+                pod_edits, pod_changes = injection.run()
             except BootseerError as error:
-                line = pod.spec.start_mark.line + 1
-                refusals.append(Refusal(line, f"{pod.title} {pod.path}", str(error)))
+                refusals.append(Refusal(pod.line, pod.full_title, str(error)))
                 continue
-            all_edits += made
-            changes += told
-            wrapped.add_runtime(pod, told)
-            note = kinds.note_unknown(pod)
+            all_edits += pod_edits
+            changes += pod_changes
+            wrapped.add_runtime(pod, pod_changes)
+            note = kinds.describe_unknown_kind(pod)
             if note:
-                line, title = pod.spec.start_mark.line + 1, f"{pod.title} {pod.path}"
-                unknown.setdefault(note, Refusal(line, title, note))
+                unknown.setdefault(note, Refusal(pod.line, pod.full_title, note))
     unmeasured += wrapped.find_unmeasured()
-    new = insertions.apply(clean.raw, all_edits)
+    new = insertions.apply_edits(clean.raw, all_edits)
     return Injected(
         new,
         tuple(changes),
         tuple(refusals),
         tuple(passed_over),
         tuple(unmeasured),
-        tuple(dict.fromkeys(filter(None, kinds_there))),
+        tuple(dict.fromkeys(filter(None, all_kinds))),
         tuple(unknown.values()),
     )
 
 
-def _refusal_of(one: Described, reason: str) -> Refusal:
-    return Refusal(one.node.start_mark.line + 1, one.title, reason)
-
-
 @dataclasses.dataclass(slots=True)
 class _WrappedTrainJobs:
-    """Which TrainJobs leave their command to their runtime, and which runtimes have one."""
+    """The TrainJobs that leave their command to their runtime, and the runtimes with a command."""
 
-    _without: list[tuple[str, Refusal]] = dataclasses.field(default_factory=list)
+    _jobs_without_command: list[tuple[str, Refusal]] = dataclasses.field(default_factory=list)
     _runtimes: set[str] = dataclasses.field(default_factory=set)
 
-    def add_job(self, one: Described) -> None:
+    def add_job(self, obj: ManifestObject) -> None:
         """Count a TrainJob without a command."""
-        runtime = manifest_text.scalar(manifest_text.child(one.node, "spec", "runtimeRef", "name"))
+        runtime = scalar(child(obj.node, "spec", "runtimeRef", "name"))
         reason = (
             f"it has no command: what its runtime {runtime or '(unnamed)'} starts is measured only "
             "where that has a command and is injected too"
         )
-        self._without.append((runtime, _refusal_of(one, reason)))
+        self._jobs_without_command.append((runtime, Refusal(obj.line, obj.title, reason)))
 
     def add_runtime(self, pod: Pod, changes: Sequence[Change]) -> None:
         """Count a runtime that was injected, if the wrapper stands before its command."""
@@ -160,69 +163,67 @@ class _WrappedTrainJobs:
             self._runtimes.add(pod.owner_name)
 
     def find_unmeasured(self) -> list[Refusal]:
-        """TrainJobs whose runtime is not among those that were wrapped."""
-        return [left for runtime, left in self._without if runtime not in self._runtimes]
+        """The TrainJobs whose runtime is not among those counted."""
+        jobs = self._jobs_without_command
+        return [refusal for runtime, refusal in jobs if runtime not in self._runtimes]
 
 
-def is_asked_for(pod: Pod, options: Options) -> bool:
-    """Whether a pod has the container that was asked for, if one was."""
-    names_there = map(pod.container_name, pod.containers())
-    return not options.container or options.container in names_there
+def has_wanted_container(pod: Pod, options: Options) -> bool:
+    """Whether a pod has the container asked for; true if none was."""
+    container_names = map(pod.container_name, pod.containers())
+    return not options.container or options.container in container_names
 
 
 def _has_container(text: Text, name: str) -> bool:
     """Whether any pod has a container of this name."""
     return any(
         pod.container_name(container) == name
-        for document in manifest_text.documents(text)
-        for pod in pods.find(document)
+        for document in parse_documents(text)
+        for pod in pods.find_pods(document)
         for container in pod.containers()
     )
 
 
-def _given_commands(text: Text, options: Options) -> CommandChoice:
-    """The given commands, with the images of all containers that would take one."""
+def _collect_given_commands(text: Text, options: Options) -> CommandChoice:
+    """The commands given by options, and the containers that would take one."""
     commands = CommandChoice(options)
     if not options.command and not options.commands:
         return commands
-    for document in manifest_text.documents(text):
-        for pod in pods.find(document):
+    for document in parse_documents(text):
+        for pod in pods.find_pods(document):
             try:
                 container = choose_container(pod, options)
             except CannotEditError:
-                continue  # it is refused for this
-            if not manifest_text.items(manifest_text.child(container, "command")):
+                continue  # this is a refusal later
+            if not items(child(container, "command")):
                 commands.add(pod, container)
     commands.check_used()
     return commands
 
 
-def _train_job(
+def _wrap_train_job(
     text: Text,
-    one: Described,
+    obj: ManifestObject,
     options: Options,
     all_edits: list[Edit],
     changes: list[Change],
     wrapped: _WrappedTrainJobs,
 ) -> None:
-    """A TrainJob has no pod of its own: only its command is wrapped, its runtime has the rest."""
-    trainer = manifest_text.child(one.node, "spec", "trainer")
-    command = manifest_text.child(trainer, "command")
-    if not isinstance(trainer, yaml.MappingNode) or not manifest_text.items(command):
-        wrapped.add_job(one)
+    """Wrap a TrainJob's command, which is all it has: the pods are described by its runtime."""
+    trainer = child(obj.node, "spec", "trainer")
+    command = child(trainer, "command")
+    if not isinstance(trainer, yaml.MappingNode) or not items(command):
+        wrapped.add_job(obj)
         return
-    if (
-        tuple(manifest_text.scalar(word) for word in manifest_text.items(command))
-        == kinds.TORCHTUNE
-    ):
+    if tuple(scalar(word) for word in items(command)) == kinds.TORCHTUNE:
         raise CannotEditError(kinds.TORCHTUNE_REASON)
-    all_edits += insertions.prepend(text, trainer, "command", prefix(options))
+    all_edits += insertions.prepend_items(text, trainer, "command", build_prefix(options))
     assert command is not None
     changes.append(
         Change(
             command.start_mark.line + 1,
-            one.title,
-            f"command: {' '.join(prefix(options))}",
+            obj.title,
+            f"command: {' '.join(build_prefix(options))}",
             "the wrapper measures the job and starts it; inject the TrainingRuntime that this "
             "job names as well, it brings the wrapper into the pods",
         )
@@ -230,7 +231,7 @@ def _train_job(
 
 
 class _Injection:
-    """One pod's injection: all edits, or one refusal."""
+    """The injection of one pod: all edits, or an error with the reason for its refusal."""
 
     def __init__(
         self,
@@ -252,36 +253,38 @@ class _Injection:
             raise CannotEditError(kinds.ARGO_SET_REASON)
         self._check_pod()
         container = choose_container(self._pod, self._options)
-        is_given = self._commands.is_named(self._pod, container)
-        reason = kinds.find_refusal(self._pod, container, is_given=is_given)
+        is_command_given = self._commands.is_named(self._pod, container)
+        reason = kinds.find_refusal(self._pod, container, is_command_given=is_command_given)
         if reason:
             raise CannotEditError(reason)
-        self._check_own(container, "this container")
+        self._check_not_aliased(container, "this container")
         self._check_mounts(container)
-        self._check_merges(container, ("command", "args", "env", "volumeMounts"))
-        there = [
-            manifest_text.scalar(manifest_text.child(entry, "name"))
-            for entry in manifest_text.items(manifest_text.child(container, "env"))
-        ]
-        own = pods.guaranteed(self._pod, container)
-        new = self._additions(there, own)
-        self._pod_level(new)
-        self._container_level(container, new)
+        self._check_not_merged(container, ("command", "args", "env", "volumeMounts"))
+        env = items(child(container, "env"))
+        existing_variables = [scalar(child(entry, "name")) for entry in env]
+        guaranteed = pods.find_guaranteed_resources(self._pod, container)
+        new = self._choose_additions(existing_variables, guaranteed)
+        self._edit_pod(new)
+        self._edit_container(container, new)
         return self._edits, self._changes
 
-    def _additions(self, there: Sequence[str], guaranteed: Mapping[str, str]) -> Additions:
-        """What this pod gets: the same object for all pods that get the same."""
+    def _choose_additions(
+        self, existing_variables: Sequence[str], guaranteed: Mapping[str, str]
+    ) -> Additions:
+        """What this pod gets: one object for all pods that get the same."""
         identity = identify(self._pod, self._options.job_uid)
-        key = (identity, *there, *guaranteed.items())
+        key = (identity, *existing_variables, *guaranteed.items())
         if key not in self._decided:
-            self._decided[key] = additions(self._options, identity, there, guaranteed)
+            self._decided[key] = decide_additions(
+                self._options, identity, existing_variables, guaranteed
+            )
         return self._decided[key]
 
     def _check_pod(self) -> None:
         pod = self._pod
-        self._check_own(pod.spec, "this pod")
+        self._check_not_aliased(pod.spec, "this pod")
         first, last = pod.template.start_mark.index, pod.template.end_mark.index
-        odd = manifest_text.ODD_BREAKS.search(self._text.raw, first, last)
+        odd = ODD_BREAKS.search(self._text.raw, first, last)
         if odd and not pod.template.flow_style:
             raise CannotEditError(
                 f"it holds the character U+{ord(odd[0]):04X}, which ends a line for some readers "
@@ -295,130 +298,153 @@ class _Injection:
                 f"it may run on {unfit} nodes, and the wrapper is for linux on amd64; leave it "
                 "out, or ask for kubernetes.io/os: linux and kubernetes.io/arch: amd64"
             )
-        self._check_merges(pod.spec, ("initContainers", "containers", "volumes"))
+        self._check_not_merged(pod.spec, ("initContainers", "containers", "volumes"))
         for key in ("initContainers", "containers", "volumes"):
-            for entry in manifest_text.items(manifest_text.child(pod.spec, key)):
-                name = manifest_text.scalar(manifest_text.child(entry, "name"))
+            for entry in items(child(pod.spec, key)):
+                name = scalar(child(entry, "name"))
                 if name in names.NAMES:
                     raise CannotEditError(
-                        f"{self._text.where(entry)}: {key} has one named {name!r} that is not "
+                        f"{self._text.locate(entry)}: {key} has one named {name!r} that is not "
                         "ours; rename it"
                     )
 
-    def _check_own(self, node: yaml.Node, what: str) -> None:
+    def _check_not_aliased(self, node: yaml.Node, what: str) -> None:
         if id(node) in self._pod.aliased:
             raise CannotEditError(
-                f"{self._text.where(node)}: {what} is written once and used at several places by "
+                f"{self._text.locate(node)}: {what} is written once and used at several places by "
                 "an alias; write it out at each of them"
             )
 
     def _check_mounts(self, container: yaml.MappingNode) -> None:
-        for entry in manifest_text.items(manifest_text.child(container, "volumeMounts")):
-            path = manifest_text.scalar(manifest_text.child(entry, "mountPath")).rstrip("/")
+        for entry in items(child(container, "volumeMounts")):
+            path = scalar(child(entry, "mountPath")).rstrip("/")
             if path in names.PATHS:
                 raise CannotEditError(
-                    f"{self._text.where(entry)}: {path} is where a volume of ours goes; "
+                    f"{self._text.locate(entry)}: {path} is where a volume of ours goes; "
                     "mount that one elsewhere"
                 )
 
-    def _check_merges(self, node: yaml.MappingNode, keys: Sequence[str]) -> None:
-        if manifest_text.merges(node):
+    def _check_not_merged(self, node: yaml.MappingNode, keys: Sequence[str]) -> None:
+        if has_merge_key(node):
             for key in keys:
-                if manifest_text.child(node, key) is None:
+                if child(node, key) is None:
                     raise CannotEditError(
-                        f"{self._text.where(node)}: {key} may come from what is merged in by "
+                        f"{self._text.locate(node)}: {key} may come from what is merged in by "
                         "`<<`; write it out"
                     )
 
-    def _add(
+    def _prepend_items(
         self, node: yaml.MappingNode, key: str, new: Sequence[insertions.Value], why: str
     ) -> None:
-        value = manifest_text.child(node, key)
+        value = child(node, key)
         if value is not None:
-            self._check_own(value, key)
-        self._edits += insertions.prepend(self._text, node, key, new)
+            self._check_not_aliased(value, key)
+        self._edits += insertions.prepend_items(self._text, node, key, new)
+        self._record_items(node, key, new, why)
+
+    def _record_items(
+        self, node: yaml.Node, key: str, new: Sequence[insertions.Value], why: str
+    ) -> None:
         titles = [str(v["name"]) for v in new if isinstance(v, dict)] or [str(v) for v in new]
-        self._tell(node, f"{key}: {', '.join(titles)}", why)
+        self._record_change(node, f"{key}: {', '.join(titles)}", why)
 
-    def _tell(self, node: yaml.Node, what: str, why: str) -> None:
-        title = f"{self._pod.title} {self._pod.path}"
-        self._changes.append(Change(node.start_mark.line + 1, title, what, why))
+    def _record_change(self, node: yaml.Node, what: str, why: str) -> None:
+        self._changes.append(Change(node.start_mark.line + 1, self._pod.full_title, what, why))
 
-    def _pod_level(self, new: Additions) -> None:
-        spec = self._pod.spec
-        wanted = {
-            "initContainers": (
-                new.init_containers,
-                "copies the wrapper into the pod, before every other init container",
-            ),
-            "volumes": (new.volumes, "hold the wrapper, the events and what the parts keep"),
-        }
+    def _fill_lists(
+        self,
+        node: yaml.MappingNode,
+        wanted: Mapping[str, tuple[Sequence[insertions.Value], str]],
+    ) -> dict[str, insertions.Value]:
+        """Put items into the lists that `node` has; returns the keys to add, with their lists.
+
+        `wanted` has the items and the reason for each key.
+        """
         missing: dict[str, insertions.Value] = {}
         for key, (values, why) in wanted.items():
-            if manifest_text.child(spec, key) is None:
+            if child(node, key) is None:
                 missing[key] = values
-                self._tell(spec, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
+                self._record_items(node, key, values, why)
             else:
-                self._add(spec, key, values, why)
+                self._prepend_items(node, key, values, why)
+        return missing
+
+    def _edit_pod(self, new: Additions) -> None:
+        spec = self._pod.spec
+        missing = self._fill_lists(
+            spec,
+            {
+                "initContainers": (
+                    new.init_containers,
+                    "copies the wrapper into the pod, before every other init container",
+                ),
+                "volumes": (new.volumes, "hold the wrapper, the events and what the parts keep"),
+            },
+        )
         if missing:
             self._edits.append(insertions.add_keys(self._text, spec, missing))
 
-    def _container_level(self, container: yaml.MappingNode, new: Additions) -> None:
-        missing: dict[str, insertions.Value] = {}
-        wanted = {
-            "env": (new.environment, "tells the wrapper whose start this is and where events go"),
-            "volumeMounts": (new.mounts, "the wrapper, the events and what the parts keep"),
-        }
-        for key, (values, why) in wanted.items():
-            if manifest_text.child(container, key) is None:
-                missing[key] = values
-                self._tell(container, f"{key}: {', '.join(str(v['name']) for v in values)}", why)
-            else:
-                self._add(container, key, values, why)
-        missing |= self._tier(container)
+    def _edit_container(self, container: yaml.MappingNode, new: Additions) -> None:
+        missing = self._fill_lists(
+            container,
+            {
+                "env": (
+                    new.environment,
+                    "tells the wrapper whose start this is and where events go",
+                ),
+                "volumeMounts": (
+                    new.mounts,
+                    "the wrapper, the events and what the parts keep",
+                ),
+            },
+        )
+        missing |= self._grant_tier(container)
         words = new.prefix
         why = "the wrapper measures the start, makes the inputs ready and becomes the job"
-        if manifest_text.items(manifest_text.child(container, "command")):
-            self._add(container, "command", words, why)
+        if items(child(container, "command")):
+            self._prepend_items(container, "command", words, why)
         elif self._pod.owner_kind in RUNTIME_KINDS and not self._commands.choose(
             self._pod, container
         ):
-            self._tell(container, "no command", "each TrainJob brings its own; inject these too")
+            why = "each TrainJob brings its own; inject these too"
+            self._record_change(container, "no command", why)
         else:
             missing |= self._write_command(container, words, why)
         if missing:
             self._edits.append(insertions.add_keys(self._text, container, missing))
 
-    def _tier(self, container: yaml.MappingNode) -> dict[str, insertions.Value]:
-        """What the asked privilege needs; keys to add to the container are returned."""
+    def _grant_tier(self, container: yaml.MappingNode) -> dict[str, insertions.Value]:
+        """Give the container the privilege of the tier; keys to add to it are returned."""
         options = self._options
         if options.tier == "none":
             return {}
         if options.tier == "fuse":
-            self._tell(container, f"limits: {options.fuse_resource}", "brings /dev/fuse to the job")
-            return self._nested(container, ("resources", "limits"), {options.fuse_resource: 1})
-        context = manifest_text.child(container, "securityContext")
-        if (
-            manifest_text.scalar(manifest_text.child(context, "allowPrivilegeEscalation"))
-            == "false"
-        ):
+            resource = options.fuse_resource
+            self._record_change(container, f"limits: {resource}", "brings /dev/fuse to the job")
+            return self._add_nested_keys(container, ("resources", "limits"), {resource: 1})
+        context = child(container, "securityContext")
+        if scalar(child(context, "allowPrivilegeEscalation")) == "false":
             raise CannotEditError(
-                f"{self._text.where(container)}: allowPrivilegeEscalation is false, which forbids "
+                f"{self._text.locate(container)}: allowPrivilegeEscalation is false, which forbids "
                 "--tier privileged; remove it or take another tier"
             )
-        self._tell(container, "privileged: true", "lets the wrapper mount in the container")
-        return self._nested(container, ("securityContext",), {"privileged": True})
+        why = "lets the wrapper mount in the container"
+        self._record_change(container, "privileged: true", why)
+        return self._add_nested_keys(container, ("securityContext",), {"privileged": True})
 
-    def _nested(
+    def _add_nested_keys(
         self,
         container: yaml.MappingNode,
         path: tuple[str, ...],
         new: Mapping[str, insertions.Value],
     ) -> dict[str, insertions.Value]:
-        """Put keys into a mapping below the container; what is missing above it is returned."""
+        """Put keys into the mapping at `path` below the container.
+
+        Returns the keys to add to the container itself, where the path's first key is missing.
+        """
         node, wanted = container, new
         for depth, key in enumerate(path):
-            below = manifest_text.child(node, key)
+            below = child(node, key)
             if below is None:
                 for name in reversed(path[depth + 1 :]):
                     wanted = {name: wanted}
@@ -427,14 +453,14 @@ class _Injection:
                 self._edits.append(insertions.add_keys(self._text, node, {key: wanted}))
                 return {}
             if not isinstance(below, yaml.MappingNode):
-                raise CannotEditError(f"{self._text.where(below)}: {key} holds no keys; remove it")
-            self._check_own(below, key)
-            insertions.check_key(self._text, node, key)
-            self._check_merges(below, list(new))
+                raise CannotEditError(f"{self._text.locate(below)}: {key} holds no keys; remove it")
+            self._check_not_aliased(below, key)
+            insertions.check_flow_key(self._text, node, key)
+            self._check_not_merged(below, list(new))
             node = below
         for key in new:
-            if manifest_text.child(node, key) is not None:
-                raise CannotEditError(f"{self._text.where(node)}: {key} is set there already")
+            if child(node, key) is not None:
+                raise CannotEditError(f"{self._text.locate(node)}: {key} is set there already")
         self._edits.append(insertions.add_keys(self._text, node, new))
         return {}
 
@@ -445,34 +471,34 @@ class _Injection:
 
         Kubernetes drops the image's CMD as soon as a command is given, so that is written too.
         """
-        command = manifest_text.child(container, "command")
-        if command is not None and not manifest_text.is_absent(command):
+        command = child(container, "command")
+        if command is not None and not is_absent(command):
             raise CannotEditError(
-                f"{self._text.where(command)}: command is not a list; make it one"
+                f"{self._text.locate(command)}: command is not a list; make it one"
             )
-        written = self._command_of_image(container)
-        full = [*words, *written.pop("command")]
-        self._tell(container, f"command: {shlex.join(full)}", why)
-        if "args" in written:
-            told = f"args: {shlex.join(written['args'])}"
-            self._tell(container, told, "the image's CMD, which a command would drop")
+        own_command = self._find_own_command(container)
+        full = [*words, *own_command.pop("command")]
+        self._record_change(container, f"command: {shlex.join(full)}", why)
+        if "args" in own_command:
+            change = f"args: {shlex.join(own_command['args'])}"
+            self._record_change(container, change, "the image's CMD, which a command would drop")
         if command is None:
-            return {"command": full, **written}
-        self._check_own(command, "command")
-        self._edits += insertions.fill(self._text, container, "command", full)
-        return dict(written)
+            return {"command": full, **own_command}
+        self._check_not_aliased(command, "command")
+        self._edits += insertions.fill_list(self._text, container, "command", full)
+        return dict(own_command)
 
-    def _command_of_image(self, container: yaml.MappingNode) -> dict[str, list[str]]:
-        """The job's own `command`, and `args` where they have to be added."""
-        args = manifest_text.child(container, "args")
-        has_args = args is not None and not manifest_text.is_absent(args)
+    def _find_own_command(self, container: yaml.MappingNode) -> dict[str, list[str]]:
+        """The job's own `command`, and its `args` if they have to be added."""
+        args = child(container, "args")
+        has_args = args is not None and not is_absent(args)
         has_args = has_args or self._pod.form == "script"  # Argo gives the script's path as one
         given = self._commands.choose(self._pod, container)
         if given:
             return {"command": list(given)}
-        image = manifest_text.scalar(manifest_text.child(container, "image"))
+        image = scalar(child(container, "image"))
         name = self._pod.container_name(container)
-        hint = f"give it by --command '{name_to_give(self._pod, container)}WORDS'"
+        hint = f"give it by --command '{format_command_name(self._pod, container)}WORDS'"
         if self._resolve is None or not image:
             raise CannotEditError(f"the command of container {name} is its image's; {hint}")
         try:
@@ -487,13 +513,13 @@ class _Injection:
         if not config.entrypoint and not config.cmd:
             raise CannotEditError(f"the image {image} names no command either; {hint}")
         arguments = [_escape(word) for word in config.cmd]
-        if args is not None:  # there and empty: what is put into it could not be told from others
+        if args is not None:  # there and empty: what was put in could not be found again
             return {"command": [*entrypoint, *arguments]}
         return {"command": entrypoint, "args": arguments} if arguments else {"command": entrypoint}
 
 
 def _escape(word: str) -> str:
-    """A word of an image as a manifest says it.
+    """Write a word of an image as a manifest has it.
 
     In a manifest's command and args Kubernetes makes `$` of `$$` and expands `$(NAME)`; words that
     come from the image itself it leaves as they are.
@@ -502,23 +528,23 @@ def _escape(word: str) -> str:
 
 
 def choose_container(pod: Pod, options: Options) -> yaml.MappingNode:
-    """Which container of a pod is the job; raises CannotEditError when nobody can tell."""
-    found = {pod.container_name(c): c for c in pod.containers()}
-    named = "" if pod.form else pod.annotation(pods.DEFAULT_CONTAINER)
-    wanted = options.container or named
+    """The container of a pod that is the job; raises CannotEditError if that is not clear."""
+    containers = {pod.container_name(c): c for c in pod.containers()}
+    annotated = "" if pod.form else pod.annotation(pods.DEFAULT_CONTAINER)
+    wanted = options.container or annotated
     if wanted:
-        if wanted not in found:
-            raise CannotEditError(f"it has no container {wanted!r}; it has {', '.join(found)}")
-        return found[wanted]
-    if len(found) == 1:
-        return next(iter(found.values()))
-    with_device = [c for c in found.values() if pods.asks_for_accelerator(c)]
-    if len(with_device) == 1:
-        return with_device[0]
+        if wanted not in containers:
+            raise CannotEditError(f"it has no container {wanted!r}; it has {', '.join(containers)}")
+        return containers[wanted]
+    if len(containers) == 1:
+        return next(iter(containers.values()))
+    with_accelerator = [c for c in containers.values() if pods.asks_for_accelerator(c)]
+    if len(with_accelerator) == 1:
+        return with_accelerator[0]
     for name in pods.JOB_CONTAINERS:
-        if name in found:
-            return found[name]
+        if name in containers:
+            return containers[name]
     raise CannotEditError(
-        f"it has several containers ({', '.join(found)}); name the job's by --container, or by "
-        f"the annotation {pods.DEFAULT_CONTAINER}"
+        f"it has several containers ({', '.join(containers)}); name the job's by --container, "
+        f"or by the annotation {pods.DEFAULT_CONTAINER}"
     )

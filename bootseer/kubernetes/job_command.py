@@ -21,10 +21,10 @@ _NAMED = re.compile(r"((?:[A-Za-z0-9.-]+/){1,2}[A-Za-z0-9_-]+)=(.*)", re.DOTALL)
 def parse_commands(
     texts: Sequence[str],
 ) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-    """Read `WORDS` and `POD/CONTAINER=WORDS`: the command for all, and those by name.
+    """Parse `WORDS` and `POD/CONTAINER=WORDS`; returns the command for all, and those by name.
 
-    POD is the name of the object that the pod stands in, with or without its kind before it
-    (`Job/train`). Raises UsageError for an unclosed quote, for no words, and for what is given
+    POD is the name of the object that describes the pod, with or without its kind before it
+    (`Job/train`). Raises UsageError for an unclosed quote, for no words, and for a name given
     twice.
     """
     for_all: tuple[str, ...] = ()
@@ -55,10 +55,10 @@ def parse_commands(
 
 @dataclasses.dataclass(slots=True)
 class CommandChoice:
-    """Which container takes which given command.
+    """Which of the given commands goes into which container.
 
-    A command fits one image: each is refused where containers of several images would take it.
-    `add` has to see every container that leaves its command to the image before `choose` is asked.
+    A command fits one image: it is refused where containers of several images would take it.
+    `add` has to be called for every container without a command before `choose` is called.
     """
 
     options: Options
@@ -66,13 +66,13 @@ class CommandChoice:
 
     def add(self, pod: Pod, container: yaml.MappingNode) -> None:
         """Count a container that leaves its command to its image."""
-        key = self._key(pod, container)
+        key = self._find_key(pod, container)
         if key is not None:
             image = manifest_text.scalar(manifest_text.child(container, "image"))
-            self._images.setdefault(key, {}).setdefault(image, _name(pod, container))
+            self._images.setdefault(key, {}).setdefault(image, _format_name(pod, container))
 
     def check_used(self) -> None:
-        """UsageError where a name that is given belongs to no container without a command."""
+        """Raise UsageError where a name that is given belongs to no container without a command."""
         unused = [name for name in self.options.commands if name not in self._images]
         if unused:
             raise UsageError(
@@ -82,40 +82,44 @@ class CommandChoice:
 
     def is_named(self, pod: Pod, container: yaml.MappingNode) -> bool:
         """Whether the caller gave a command to just this container."""
-        return bool(self._key(pod, container))
+        return bool(self._find_key(pod, container))
 
     def choose(self, pod: Pod, container: yaml.MappingNode) -> tuple[str, ...]:
-        """Return the words for a container, () where none are given; CannotEditError for doubt."""
-        key = self._key(pod, container)
+        """Return the words for a container, () where none are given.
+
+        Raises CannotEditError where they would go into containers of several images.
+        """
+        key = self._find_key(pod, container)
         if key is None:
             return ()
         images = self._images.get(key, {})
         if len(images) > 1:
             others = ", ".join(f"{name} ({image or 'no image'})" for image, name in images.items())
             hint = "" if key else "; give each its own by --command POD/CONTAINER=WORDS"
+            given = f"{key}=" if key else ""
             raise CannotEditError(
-                f"--command {key + '=' if key else ''}{shlex.join(self._words(key))} would go into "
+                f"--command {given}{shlex.join(self._get_words(key))} would go into "
                 f"containers of {len(images)} images: {others}{hint}"
             )
-        return self._words(key)
+        return self._get_words(key)
 
-    def _key(self, pod: Pod, container: yaml.MappingNode) -> str | None:
-        """The name by which a command was given, "" for the one for all, None without either."""
-        name = _name(pod, container)
+    def _find_key(self, pod: Pod, container: yaml.MappingNode) -> str | None:
+        """The name by which a command was given, "" for the one for all, None if there is none."""
+        name = _format_name(pod, container)
         for key in (name, name.partition("/")[2]):
             if key in self.options.commands:
                 return key
         return "" if self.options.command else None
 
-    def _words(self, key: str) -> tuple[str, ...]:
+    def _get_words(self, key: str) -> tuple[str, ...]:
         return self.options.commands[key] if key else self.options.command
 
 
-def name_to_give(pod: Pod, container: yaml.MappingNode) -> str:
+def format_command_name(pod: Pod, container: yaml.MappingNode) -> str:
     """`KIND/POD/CONTAINER=` for a hint at --command; "" for an object without a name of its own."""
-    text = f"{_name(pod, container)}="
+    text = f"{_format_name(pod, container)}="
     return text if _NAMED.fullmatch(text) else ""
 
 
-def _name(pod: Pod, container: yaml.MappingNode) -> str:
+def _format_name(pod: Pod, container: yaml.MappingNode) -> str:
     return f"{pod.title}/{pod.container_name(container)}"

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import yaml
 
-from bootseer.kubernetes.job_command import name_to_give
+from bootseer.kubernetes.job_command import format_command_name
 from bootseer.kubernetes.manifest_text import child, items, labels, pairs, scalar
 from bootseer.kubernetes.pods import (
     ARGO,
     ARGO_KINDS,
-    NO_PODS,
-    Described,
+    KINDS_WITHOUT_PODS,
+    ManifestObject,
     Pod,
-    find_reason_for_none,
-    is_object_of,
-    is_of,
+    find_reason_to_leave,
+    is_object_of_kind,
+    is_pod_of_kind,
 )
 
 TORCHTUNE = ("tune", "run")
@@ -37,19 +37,19 @@ RAY_ANNOTATION = "ray.io/overwrite-container-cmd"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operator:
-    """What one operator does to the command of a kind's pods.
+    """What one operator does to the command of the pods of some kinds.
 
-    `places`: the pods of that kind it concerns, by what their path begins with (() = all).
-    `fills_empty`: it concerns containers without a command alone; `args_count`: and without
-    arguments; `first_only`: a pod's first container alone. `annotation`: set to "true" on the
-    object or the pod, it keeps the operator from the command. `within`: keys by which its objects
-    are known within kinds that are unknown here. `reason` says why the pod is refused otherwise;
+    `paths`: prefixes of the paths of the pods that it concerns (() = all).
+    `fills_empty`: it concerns only containers without a command; `args_count`: and without
+    arguments; `first_only`: only a pod's first container. `annotation`: set to "true" on the
+    object or the pod, it makes the operator leave the command. `within`: keys by which its objects
+    are recognised within unknown kinds. `reason` says why the pod is refused otherwise;
     `{name}` is the container's.
     """
 
     group: str
     kinds: tuple[str, ...]
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     fills_empty: bool
     first_only: bool
     reason: str
@@ -64,7 +64,7 @@ OPERATORS: Sequence[Operator] = (
     Operator(
         group="kubeflow.org",
         kinds=("MPIJob",),
-        places=("spec.mpiReplicaSpecs.Worker.",),
+        paths=("spec.mpiReplicaSpecs.Worker.",),
         fills_empty=True,
         args_count=True,
         first_only=True,
@@ -76,7 +76,7 @@ OPERATORS: Sequence[Operator] = (
     Operator(
         group="ray.io",
         kinds=("RayCluster", "RayJob", "RayService", "RayCronJob"),
-        places=(
+        paths=(
             "spec.headGroupSpec.",
             "spec.workerGroupSpecs[",
             "spec.rayClusterSpec.",
@@ -96,7 +96,7 @@ OPERATORS: Sequence[Operator] = (
     Operator(
         group="ray.io",
         kinds=("RayJob", "RayCronJob"),
-        places=("spec.submitterPodTemplate.", "spec.jobTemplate.submitterPodTemplate."),
+        paths=("spec.submitterPodTemplate.", "spec.jobTemplate.submitterPodTemplate."),
         fills_empty=True,
         first_only=True,
         reason="a submitter without a command is given one by KubeRay (ray job submit), which one "
@@ -106,7 +106,7 @@ OPERATORS: Sequence[Operator] = (
     Operator(
         group="serving.kserve.io",
         kinds=("ClusterServingRuntime", "ServingRuntime"),
-        places=(),
+        paths=(),
         fills_empty=False,
         first_only=False,
         reason="a serving runtime of KServe has no init containers, so the wrapper cannot be "
@@ -119,7 +119,7 @@ ARGO_SET_REASON = (
     "is the job; make the one to be measured a template of its own"
 )
 
-PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
+VERBATIM_KINDS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("", ("Pod", "PodTemplate", "ReplicationController")),
     ("apps", ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")),
     ("batch", ("Job", "CronJob")),
@@ -136,10 +136,10 @@ PLAIN: Sequence[tuple[str, tuple[str, ...]]] = (
 """Kinds whose controllers start a pod's command as it is written."""
 
 
-def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> str:
+def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_command_given: bool) -> str:
     """Say why a container's command must stay as it is, "" where it may be wrapped.
 
-    `is_given`: the caller named this container and gave its command.
+    `is_command_given`: the caller named this container and gave its command.
     """
     command = [scalar(word) for word in items(child(container, "command"))]
     if pod.form:
@@ -150,26 +150,26 @@ def find_refusal(pod: Pod, container: yaml.MappingNode, *, is_given: bool) -> st
     has_args = bool(items(child(container, "args")))
     for operator in OPERATORS:
         if (
-            not _concerns(operator, pod)
+            not _applies_to(operator, pod)
             or (operator.first_only and not is_first)
-            or (operator.fills_empty and (command or is_given))
+            or (operator.fills_empty and (command or is_command_given))
             or (operator.args_count and has_args)
-            or (operator.annotation and _is_set(pod, operator.annotation))
+            or (operator.annotation and _is_annotated(pod, operator.annotation))
         ):
             continue
-        return operator.reason.replace("{name}", name_to_give(pod, container))
+        return operator.reason.replace("{name}", format_command_name(pod, container))
     return ""
 
 
-def _concerns(operator: Operator, pod: Pod) -> bool:
-    """Whether an operator makes this pod, as far as kind and place tell."""
-    if is_of(pod, operator.group, operator.kinds):
-        return not operator.places or pod.path.startswith(operator.places)
+def _applies_to(operator: Operator, pod: Pod) -> bool:
+    """Whether an operator makes this pod, judged by the kind of its object and its path."""
+    if is_pod_of_kind(pod, operator.group, operator.kinds):
+        return not operator.paths or pod.path.startswith(operator.paths)
     return any(key in pod.path for key in operator.within)
 
 
 def _find_argo_refusal(pod: Pod, *, has_command: bool) -> str:
-    """Say what else than its own container decides about the command of an Argo template.
+    """Say what overrides the command of an Argo template's own container, "" for nothing.
 
     Source: argoproj/argo-workflows, workflow/controller/workflowpod.go (podSpecPatch comes last)
     and operator.go, mergedTemplateDefaultsInto.
@@ -185,39 +185,39 @@ def _find_argo_refusal(pod: Pod, *, has_command: bool) -> str:
 
 
 def find_workflow(node: yaml.MappingNode) -> yaml.MappingNode:
-    """What an object of Argo Workflows says of all its templates; the object itself for nothing."""
+    """The node with the settings for all templates of an Argo object; else the object itself."""
     spec = child(node, "spec")
-    found = child(spec, "workflowSpec") or spec
-    return found if isinstance(found, yaml.MappingNode) else node
+    workflow = child(spec, "workflowSpec") or spec
+    return workflow if isinstance(workflow, yaml.MappingNode) else node
 
 
-def find_containers_left(one: Described) -> str:
+def explain_containers_left(obj: ManifestObject) -> str:
     """Say why an object's containers stay as they are though it describes no pod, "" for none.
 
     A TrainJob is not among them: its command is wrapped.
     """
-    reason = find_reason_for_none(one.node)
+    reason = find_reason_to_leave(obj.node)
     if reason is not None:
         return reason
-    if is_object_of(one.node, ARGO, ARGO_KINDS):
-        named = scalar(child(find_workflow(one.node), "workflowTemplateRef", "name"))
+    if is_object_of_kind(obj.node, ARGO, ARGO_KINDS):
+        named = scalar(child(find_workflow(obj.node), "workflowTemplateRef", "name"))
         return f"its templates are those of {named}; inject that one" if named else ""
-    version, spec = scalar(child(one.node, "apiVersion")), child(one.node, "spec")
-    if one.kind in NO_PODS or not one.kind or not version or spec is None:
+    version, spec = scalar(child(obj.node, "apiVersion")), child(obj.node, "spec")
+    if obj.kind in KINDS_WITHOUT_PODS or not obj.kind or not version or spec is None:
         return ""
-    if one.patches:
+    if obj.patches:
         return ""
     path = _find_containers(spec, ["spec"], set())
     if not path:
         return ""
     return (
-        f"it has containers at {path}, but no pod's template, and the kind {one.kind} ({version}) "
+        f"it has containers at {path}, but no pod's template, and the kind {obj.kind} ({version}) "
         "is unknown here"
     )
 
 
 def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:
-    """Where below a node containers stand, "" for nowhere; objects within it are passed over."""
+    """The path of containers below a node, "" if there are none; skips embedded objects."""
     if id(node) in seen:
         return ""
     seen.add(id(node))
@@ -230,40 +230,40 @@ def _find_containers(node: yaml.Node, path: list[str], seen: set[int]) -> str:
             return ".".join(below)
         if child(value, "apiVersion") is not None and child(value, "kind") is not None:
             continue
-        found = _find_containers(value, below, seen)
-        if found:
-            return found
+        deeper_path = _find_containers(value, below, seen)
+        if deeper_path:
+            return deeper_path
     for number, value in enumerate(items(node)):
         if child(value, "apiVersion") is None:
-            found = _find_containers(value, [*path[:-1], f"{path[-1]}[{number}]"], seen)
-            if found:
-                return found
+            deeper_path = _find_containers(value, [*path[:-1], f"{path[-1]}[{number}]"], seen)
+            if deeper_path:
+                return deeper_path
     return ""
 
 
-def find_patches(one: Described) -> str:
+def explain_patches(obj: ManifestObject) -> str:
     """Say which commands are merged over those of the object's pods, "" for none."""
-    if not one.patches:
+    if not obj.patches:
         return ""
     return (
-        f"its patch at {one.patches[0]} names a command, which takes the place of the one in the "
+        f"its patch at {obj.patches[0]} names a command, which takes the place of the one in the "
         "pod's template, and of the wrapper's with it; write it into the template"
     )
 
 
 def is_train_job(node: yaml.Node) -> bool:
     """Whether an object is a TrainJob of Kubeflow Trainer, which has a command and no pod."""
-    return is_object_of(node, "trainer.kubeflow.org", ("TrainJob",))
+    return is_object_of_kind(node, "trainer.kubeflow.org", ("TrainJob",))
 
 
 def is_known(pod: Pod) -> bool:
     """Whether it is known what becomes of a command in pods of this kind."""
-    known = [*PLAIN, *((operator.group, operator.kinds) for operator in OPERATORS)]
-    return any(is_of(pod, group, kinds) for group, kinds in known)
+    known = [*VERBATIM_KINDS, *((operator.group, operator.kinds) for operator in OPERATORS)]
+    return any(is_pod_of_kind(pod, group, kinds) for group, kinds in known)
 
 
-def note_unknown(pod: Pod) -> str:
-    """What to look at where a pod's kind is unknown, "" for a known one."""
+def describe_unknown_kind(pod: Pod) -> str:
+    """Say what to check for a pod of an unknown kind, "" for a known one."""
     if is_known(pod):
         return ""
     version = scalar(child(pod.owner, "apiVersion")) or "no apiVersion"
@@ -273,6 +273,6 @@ def note_unknown(pod: Pod) -> str:
     )
 
 
-def _is_set(pod: Pod, annotation: str) -> bool:
+def _is_annotated(pod: Pod, annotation: str) -> bool:
     on_object = labels(child(pod.owner, "metadata", "annotations")).get(annotation, "")
     return "true" in (on_object.lower(), pod.annotation(annotation).lower())

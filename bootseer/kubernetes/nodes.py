@@ -1,4 +1,4 @@
-"""Which nodes a pod asks for, as far as the wrapper cannot run on them.
+"""Whether a pod may run on nodes on which the wrapper cannot run.
 
 Sources: Kubernetes' well-known labels, and `MatchNodeSelectorTerms` of its component-helpers
 (terms are alternatives, the expressions of one term hold together).
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from bootseer.kubernetes.manifest_text import child, items, merged, pairs, scalar
+from bootseer.kubernetes.manifest_text import child, effective_child, items, pairs, scalar
 
 _LABELS = {
     "linux": ("kubernetes.io/os", "beta.kubernetes.io/os"),
@@ -20,21 +20,25 @@ _WINDOWS_BUILD = "node.kubernetes.io/windows-build"
 
 
 def find_unfit_nodes(spec: yaml.MappingNode) -> str:
-    """Say which nodes a pod may run on that are not Linux on amd64 ("arm64"), "" for none.
+    """Name the nodes that a pod may run on and that are not Linux on amd64 ("arm64"), "" for none.
 
     A pod that asks for no nodes in particular counts as one for Linux on amd64.
     """
     if scalar(child(spec, "os", "name")) == "windows" or _has_windows_options(spec):
         return "windows"
-    selector = merged(spec, "nodeSelector")
+    selector = effective_child(spec, "nodeSelector")
     if any(key == _WINDOWS_BUILD for key, _, _ in pairs(selector)):
         return "windows"
-    for ours, labels in _LABELS.items():
-        chosen = [scalar(merged(selector, label)) for label in labels]
+    for supported, labels in _LABELS.items():
+        chosen = [scalar(effective_child(selector, label)) for label in labels]
         chosen = [value for value in chosen if value]
-        unfit = [value for value in chosen if value != ours]
+        unfit = [value for value in chosen if value != supported]
         if not chosen:
-            unfit = [value for term in _terms(spec) for value in _unfit_values(term, labels, ours)]
+            unfit = [
+                value
+                for term in _iterate_terms(spec)
+                for value in _find_unfit_values(term, labels, supported)
+            ]
         if unfit:
             return unfit[0]
     return ""
@@ -48,9 +52,9 @@ def _has_windows_options(spec: yaml.MappingNode) -> bool:
     )
 
 
-def _terms(spec: yaml.MappingNode) -> Iterator[Sequence[yaml.Node]]:
+def _iterate_terms(spec: yaml.MappingNode) -> Iterator[Sequence[yaml.Node]]:
     """The label expressions of each term of the pod's node affinity, preferences last."""
-    affinity = child(merged(spec, "affinity"), "nodeAffinity")
+    affinity = child(effective_child(spec, "affinity"), "nodeAffinity")
     required = child(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     for term in items(child(required, "nodeSelectorTerms")):
         yield items(child(term, "matchExpressions"))
@@ -58,8 +62,13 @@ def _terms(spec: yaml.MappingNode) -> Iterator[Sequence[yaml.Node]]:
         yield items(child(preference, "preference", "matchExpressions"))
 
 
-def _unfit_values(term: Sequence[yaml.Node], labels: Sequence[str], ours: str) -> Iterator[str]:
-    """Other values than ours that a term names and allows; "other" where it only forbids ours."""
+def _find_unfit_values(
+    term: Sequence[yaml.Node], labels: Sequence[str], supported: str
+) -> Iterator[str]:
+    """The values except `supported` that a term names and allows.
+
+    "other than ..." if the term only forbids `supported`.
+    """
     wanted: list[set[str]] = []
     forbidden: set[str] = set()
     for expression in term:
@@ -72,6 +81,6 @@ def _unfit_values(term: Sequence[yaml.Node], labels: Sequence[str], ours: str) -
         elif operator == "NotIn":
             forbidden |= values
     if wanted:
-        yield from sorted(set.intersection(*wanted) - forbidden - {ours})
-    elif ours in forbidden:
-        yield f"other than {ours}"
+        yield from sorted(set.intersection(*wanted) - forbidden - {supported})
+    elif supported in forbidden:
+        yield f"other than {supported}"

@@ -1,4 +1,4 @@
-"""What is asked of an injection, and the names that everything we put in carries."""
+"""The options of an injection, and the names of everything that it puts in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VARIABLES = (
     "BOOTSEER_STORE",
     "BOOTSEER_CACHE",
 )
-"""Variables that we set; in a list they stand before `MARK_VARIABLE`."""
+"""Variables that an injection sets; they stand before `MARK_VARIABLE` in a container's list."""
 
 Part = Literal["events", "image", "deps", "checkpoint"]
 PARTS: tuple[Part, ...] = ("events", "image", "deps", "checkpoint")
@@ -43,7 +43,7 @@ Tier = Literal["none", "fuse", "privileged"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a volume of ours lies: a claim, a directory of the node, or the pod itself."""
+    """The source of a volume: a claim, a directory of the node, or the pod itself."""
 
     kind: Literal["claim", "host", "pod"] = "pod"
     name: str = ""
@@ -51,10 +51,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """One injection.
+    """The options of one injection.
 
-    `parts`: what the wrapper does besides starting the job. `store` is where snapshots lie: a
-    place, or a URL when `store_url` is set. `container`: which one is the job; "" = found.
+    `parts`: what the wrapper does besides starting the job. `store`: where snapshots are kept, a
+    place, or a URL if `store_url` is set. `container`: which one is the job; "" = to be found.
     `command`: the job's command where the manifest leaves it to the image; `commands` are those
     of single containers, by `POD/CONTAINER` or `KIND/POD/CONTAINER`. `job_uid`: what names the
     start of all pods; "" = what their operators set.

@@ -1,4 +1,4 @@
-"""Where in a manifest pods are described, whatever kind of object describes them."""
+"""Where a manifest describes pods, whatever kind of object describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from bootseer.kubernetes.manifest_text import Document, child, items, labels, merged, pairs, scalar
+from bootseer.kubernetes.manifest_text import (
+    Document,
+    child,
+    effective_child,
+    items,
+    labels,
+    pairs,
+    scalar,
+)
 
 JOB_CONTAINERS = (
     "pytorch",
@@ -26,24 +34,24 @@ release 1.9, pkg/apis/kubeflow.org/v1: JobDefaultContainerName of each kind)."""
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
-NO_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret", "ControllerRevision")
-"""Kinds whose text may look like a pod's without being one."""
+KINDS_WITHOUT_PODS = ("CustomResourceDefinition", "ConfigMap", "Secret", "ControllerRevision")
+"""Kinds whose contents may look like a pod without being one."""
 
-_ARE_PODS = ("", "Pod", "ServingRuntime", "ClusterServingRuntime")
+_POD_KINDS = ("", "Pod", "ServingRuntime", "ClusterServingRuntime")
 """Kinds whose own `spec.containers` are a pod's. Elsewhere these are sidecars for the pods of
 others (openkruise/kruise, apis/apps/v1beta1/sidecarset_types.go, SidecarSet) or changes to a pod
 that the operator makes (prometheus-operator, pkg/apis/monitoring/v1, CommonPrometheusFields)."""
 
 _PATCH = re.compile(r"(?i)(?<!dis)patch(?:es)?(?:\[\d+\])*$")
-"""A key whose value is merged over another's: no `dispatch`, and no role's name that has it."""
+"""A key whose value is merged over another's; not `dispatch`, nor a role name with it."""
 
 ARGO = "argoproj.io"
 ARGO_KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-"""Kinds whose templates hold one container, with init containers and volumes beside it
+"""Kinds whose templates hold one container, with init containers and volumes next to it
 (argoproj/argo-workflows, pkg/apis/workflow/v1alpha1/workflow_types.go, Template)."""
 _ARGO_FORMS = ("container", "script", "containerSet")
 
-ANOTHERS_PODS: Sequence[tuple[str, tuple[str, ...], str]] = (
+KINDS_WITHOUT_TEMPLATE: Sequence[tuple[str, tuple[str, ...], str]] = (
     # kubeflow/trainer, pkg/apis/trainer/v1alpha1/trainjob_types.go: podTemplateOverrides and
     # runtimePatches change the pods of the runtime.
     ("trainer.kubeflow.org", ("TrainJob",), ""),
@@ -69,9 +77,9 @@ they are (a TrainJob's command is wrapped)."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod description: `template` has metadata and spec, `owner` is the object it stands in.
+    """The description of a pod: `template` has metadata and spec, `owner` is the object around it.
 
-    `path` is the keys from the object to the pod's spec, for messages and `--explain`; `aliased`
+    `path` has the keys from the object to the pod's spec, for messages and `--explain`; `aliased`
     are the ids of all nodes of the document that stand at more than one place. `form` is the key
     of the one container of an Argo template, which is both template and spec; "" for `containers`.
     """
@@ -90,28 +98,42 @@ class Pod:
         """The object in words: `Job/train`."""
         return f"{self.owner_kind or 'object'}/{self.owner_name or '(unnamed)'}"
 
+    @property
+    def full_title(self) -> str:
+        """The object and the path of the pod in it: `Job/train spec.template.spec`."""
+        return f"{self.title} {self.path}"
+
+    @property
+    def line(self) -> int:
+        """Number of the first line of the pod's spec, from 1."""
+        return int(self.spec.start_mark.line) + 1
+
     def containers(self) -> list[yaml.MappingNode]:
-        """The pod's containers, init containers not among them."""
-        found = (
-            [child(self.spec, self.form)] if self.form else items(merged(self.spec, "containers"))
+        """The pod's containers without its init containers."""
+        nodes = (
+            [child(self.spec, self.form)]
+            if self.form
+            else items(effective_child(self.spec, "containers"))
         )
-        return [node for node in found if isinstance(node, yaml.MappingNode)]
+        return [node for node in nodes if isinstance(node, yaml.MappingNode)]
 
     def container_name(self, container: yaml.MappingNode) -> str:
         """A container's name; that of an Argo template is the template's."""
         if self.form:
             return scalar(child(self.spec, "name")) or "main"
-        return container_name(container)
+        return scalar(effective_child(container, "name"))
 
     def annotation(self, name: str) -> str:
-        """One annotation of the pod, "" when it is not there."""
+        """The value of an annotation of the pod, "" where there is none."""
         return labels(child(self.template, "metadata", "annotations")).get(name, "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Described:
-    """One object of a manifest, with the pods that it describes; those of objects within it are
-    theirs. `patches` are the paths of what is merged over a pod's template and names a command."""
+class ManifestObject:
+    """An object of a manifest, with the pods that it describes itself, not in objects within it.
+
+    `patches` are the paths of values that are merged over a pod's template and name a command.
+    """
 
     node: yaml.MappingNode
     kind: str
@@ -124,71 +146,85 @@ class Described:
         """The object in words: `Job/train`."""
         return f"{self.kind or 'object'}/{self.name or '(unnamed)'}"
 
+    @property
+    def line(self) -> int:
+        """Number of the first line of the object, from 1."""
+        return int(self.node.start_mark.line) + 1
 
-def is_of(pod: Pod, group: str, kinds: Sequence[str]) -> bool:
-    """Whether the object is of one of these kinds; without an apiVersion the kind decides."""
-    return is_object_of(pod.owner, group, kinds)
+
+def is_pod_of_kind(pod: Pod, group: str, kinds: Sequence[str]) -> bool:
+    """Whether a pod's object is of one of these kinds of an API group."""
+    return is_object_of_kind(pod.owner, group, kinds)
 
 
-def is_object_of(node: yaml.Node, group: str, kinds: Sequence[str]) -> bool:
-    """`is_of` for the object itself."""
+def is_object_of_kind(node: yaml.Node, group: str, kinds: Sequence[str]) -> bool:
+    """Whether an object is of one of these kinds of an API group.
+
+    Without an apiVersion the kind alone decides.
+    """
     if scalar(child(node, "kind")) not in kinds:
         return False
     version = scalar(child(node, "apiVersion"))
     return not version or version.rpartition("/")[0] == group
 
 
-def find_reason_for_none(node: yaml.Node) -> str | None:
-    """Why a kind that describes another's pods is left as it is; None for other kinds.
+def find_reason_to_leave(node: yaml.Node) -> str | None:
+    """Why an object without a whole pod template is left as it is; None for other objects.
 
     The core kinds have a Service too, so this goes by the apiVersion.
     """
     group = scalar(child(node, "apiVersion")).rpartition("/")[0]
     kind = scalar(child(node, "kind"))
-    return next((why for of, kinds, why in ANOTHERS_PODS if of == group and kind in kinds), None)
+    for of_group, kinds, reason in KINDS_WITHOUT_TEMPLATE:
+        if of_group == group and kind in kinds:
+            return reason
+    return None
 
 
-def find(document: Document) -> Iterator[Pod]:
+def find_pods(document: Document) -> Iterator[Pod]:
     """All pods of a document, object by object."""
-    for one in find_objects(document):
-        yield from one.pods
+    for obj in find_objects(document):
+        yield from obj.pods
 
 
-def find_objects(document: Document) -> list[Described]:
+def find_objects(document: Document) -> list[ManifestObject]:
     """All objects of a document: its root or a List's items, each followed by those within it."""
-    out: list[Described] = []
-    _add_object(document, document.root, set(), out)
-    return out
+    objects: list[ManifestObject] = []
+    _add_object(document, document.root, set(), objects)
+    return objects
 
 
 def _add_object(
-    document: Document, root: yaml.MappingNode, seen: set[int], out: list[Described]
+    document: Document, root: yaml.MappingNode, seen: set[int], objects: list[ManifestObject]
 ) -> None:
     kind = scalar(child(root, "kind"))
     members = child(root, "items")
     if kind.endswith("List") and isinstance(members, yaml.SequenceNode):
         for member in members.value:
             if isinstance(member, yaml.MappingNode):
-                _add_object(document, member, set(), out)
+                _add_object(document, member, set(), objects)
         return
     name = scalar(child(root, "metadata", "name"))
     name = name or scalar(child(root, "metadata", "generateName"))
-    one = Described(root, kind, name, [])
-    out.append(one)
-    if kind not in NO_PODS and find_reason_for_none(root) is None:
-        _Search(document, one, is_object_of(root, ARGO, ARGO_KINDS), seen, out).visit(root, [])
+    obj = ManifestObject(root, kind, name, [])
+    objects.append(obj)
+    if kind not in KINDS_WITHOUT_PODS and find_reason_to_leave(root) is None:
+        is_argo = is_object_of_kind(root, ARGO, ARGO_KINDS)
+        _Search(document, obj, is_argo, seen, objects).visit(root, [])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks through one object. Nodes that aliases lead to are looked at once: aliases may multiply
-    without end, or in a circle."""
+    """The search for pods in one object.
+
+    Nodes that aliases refer to are visited once: aliases may multiply without end, or in a circle.
+    """
 
     document: Document
-    owner: Described
+    obj: ManifestObject
     is_argo: bool
     seen: set[int]
-    out: list[Described]
+    objects: list[ManifestObject]
 
     def visit(self, node: yaml.Node, path: list[str]) -> None:
         if id(node) in self.document.aliased:
@@ -196,8 +232,8 @@ class _Search:
                 return
             self.seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            if path and _is_object(node, path[-1]):
-                _add_object(self.document, node, self.seen, self.out)
+            if path and _is_embedded_object(node, path[-1]):
+                _add_object(self.document, node, self.seen, self.objects)
             elif not self._add_pod(node, path):
                 for key, _, value in pairs(node):
                     if not self.is_argo or key != "templateDefaults":
@@ -207,32 +243,34 @@ class _Search:
                 self.visit(value, [*path[:-1], f"{path[-1]}[{number}]"])
 
     def _add_pod(self, node: yaml.MappingNode, path: list[str]) -> bool:
-        """Keep what is a pod's template; whether it was."""
+        """Add the pod of a node, if it is a template of one; returns whether it is."""
         form = ""
         if self.is_argo:
             form = next((key for key in _ARGO_FORMS if _has_entries(child(node, key))), "")
             spec: yaml.Node | None = node if form else None
-            where = ".".join(path)
+            spec_path = ".".join(path)
         else:
             spec = child(node, "spec")
-            where = ".".join([*path, "spec"])
+            spec_path = ".".join([*path, "spec"])
         if not isinstance(spec, yaml.MappingNode) or not (form or _is_pod_spec(spec)):
             return False
-        one, aliased = self.owner, self.document.aliased
-        if not path and one.kind not in _ARE_PODS:
+        obj, aliased = self.obj, self.document.aliased
+        if not path and obj.kind not in _POD_KINDS:
             return False
         if any(_PATCH.search(key) for key in path):
-            if any(items(child(entry, "command")) for entry in items(merged(spec, "containers"))):
-                one.patches.append(where)
+            containers = items(effective_child(spec, "containers"))
+            if any(items(child(container, "command")) for container in containers):
+                obj.patches.append(spec_path)
             return True
-        one.pods.append(Pod(one.node, one.kind, one.name, where, node, spec, aliased, form))
+        pod = Pod(obj.node, obj.kind, obj.name, spec_path, node, spec, aliased, form)
+        obj.pods.append(pod)
         return True
 
 
-def _is_object(node: yaml.MappingNode, key: str) -> bool:
-    """Whether a mapping within an object is an object too, as in a Template or an AppWrapper.
+def _is_embedded_object(node: yaml.MappingNode, key: str) -> bool:
+    """Whether a mapping within an object is itself an object, as in a Template or an AppWrapper.
 
-    A pod's template may bear `kind: Pod` and belongs to the object around it all the same.
+    A pod's template with `kind: Pod` still belongs to the object around it.
     """
     kind = scalar(child(node, "kind"))
     if not kind or not scalar(child(node, "apiVersion")):
@@ -246,21 +284,19 @@ def _has_entries(node: yaml.Node | None) -> bool:
 
 
 def _is_pod_spec(spec: yaml.MappingNode) -> bool:
-    found = merged(spec, "containers")
-    if not isinstance(found, yaml.SequenceNode) or not found.value:
+    containers = effective_child(spec, "containers")
+    if not isinstance(containers, yaml.SequenceNode) or not containers.value:
         return False
-    return all(isinstance(c, yaml.MappingNode) and merged(c, "name") for c in found.value)
+    return all(
+        isinstance(container, yaml.MappingNode) and effective_child(container, "name")
+        for container in containers.value
+    )
 
 
-def container_name(node: yaml.MappingNode) -> str:
-    """A container's name."""
-    return scalar(merged(node, "name"))
+def find_guaranteed_resources(pod: Pod, job: yaml.MappingNode) -> dict[str, str]:
+    """CPU and memory of the job's container in a pod of quality of service "Guaranteed".
 
-
-def guaranteed(pod: Pod, job: yaml.MappingNode) -> dict[str, str]:
-    """CPU and memory of the job's container where all of the pod asks for just what it may use.
-
-    Nothing for any other pod; Kubernetes calls the quality of such pods "Guaranteed".
+    Empty for any other pod: one in which a container requests less than its limits, or has none.
     """
     if pod.form:  # Argo adds containers of its own
         return {}
@@ -270,8 +306,8 @@ def guaranteed(pod: Pod, job: yaml.MappingNode) -> dict[str, str]:
         for name in ("cpu", "memory"):
             if not limits.get(name) or requests.get(name, limits[name]) != limits[name]:
                 return {}
-    found = labels(child(job, "resources", "limits"))
-    return {name: found[name] for name in ("cpu", "memory")}
+    job_limits = labels(child(job, "resources", "limits"))
+    return {name: job_limits[name] for name in ("cpu", "memory")}
 
 
 def asks_for_accelerator(node: yaml.MappingNode) -> bool:

@@ -184,9 +184,9 @@ def _say_what_is_there(result: Injected) -> str:
 
 def resolver_of(given: dict[str, Any]) -> Resolve | None:
     """What asks registries for an image's command, None where that was not wanted."""
-    from bootseer.kubernetes.image_config import resolver
+    from bootseer.kubernetes.image_config import make_resolver
 
-    return None if given["offline"] else resolver(plain_http=given["plain_http"])
+    return None if given["offline"] else make_resolver(plain_http=given["plain_http"])
 
 
 def options_of(given: dict[str, Any]) -> Options:

@@ -1,4 +1,4 @@
-"""The parts there are."""
+"""All parts of a start."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from bootseer.entrypoint.parts.part import Part
 REGISTRY: Sequence[Part] = (ImagePart(), DepsPart(), CheckpointPart())
 
 
-def by_name(name: str) -> Part:
-    """The registered part of that name; KeyError when there is none."""
+def get_part(name: str) -> Part:
+    """The registered part of this name; raises KeyError if there is none."""
     return {part.name: part for part in REGISTRY}[name]

@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from bootseer.config.sections import CheckpointSettings, Config
 from bootseer.entrypoint import transparent_child
-from bootseer.entrypoint.parts.part import Progress
+from bootseer.entrypoint.parts.part import Progress, decode_section
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import (
     BootseerError,
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PROCESS_MIB = 80
 LOOK_S = 4.0
-"""For the first look at a store where a plain way is waiting behind it."""
+"""Limit of the first request to a store where the plain way is to follow soon."""
 LAST_LOOK_S = 10.0
-"""For a store that the mount may have waited for in vain: the plain way waits behind this."""
+"""Limit for a store that the mount has already waited for, as the plain way is to follow soon."""
 
 
 class CheckpointPart:
-    """Makes `[checkpoint] url` readable at `to`; the plain way is the command `load`."""
+    """Makes `[checkpoint] url` readable at `to`; its plain way is the command `load`."""
 
     name = "checkpoint"
     phase = "checkpoint.load"
@@ -61,26 +60,26 @@ class CheckpointPart:
         )
 
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
-        checkpoint = _settings(request)
+        checkpoint = decode_section(CheckpointSettings, request)
         span = writer.begin(self.phase, {"bootseer.source": "checkpoint"})
         try:
-            form, why = _make_ready(checkpoint)
-        except BaseException as error:  # told in the event, whatever it is
+            form, why = _bring_checkpoint(checkpoint)
+        except BaseException as error:  # the event has the type of any error
             writer.end(span, self.phase, "error", {"error.type": type(error).__name__})
             raise
         writer.end(span, self.phase, "ok", {"bootseer.form": form, "bootseer.why": why})
         return 0
 
     def repair(self, request: Request) -> None:
-        """Take a mount away that a killed part left: the plain command writes there."""
+        """Remove a mount that a killed part left: the plain command writes there."""
         from bootseer.stripedfs.mount import mount
 
         with contextlib.suppress(BootseerError):
-            mount.umount(_settings(request).to, lazily=True)
+            mount.umount(decode_section(CheckpointSettings, request).to, lazily=True)
 
 
-def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
-    """Mount or copy; returns which, and why it is that one."""
+def _bring_checkpoint(checkpoint: CheckpointSettings) -> tuple[str, str]:
+    """Mount or copy the checkpoint; returns which of these, and the reason."""
     look_s = LOOK_S if checkpoint.load else math.inf
     if checkpoint.form == "copy":
         _copy(checkpoint, look_s=look_s)
@@ -89,31 +88,31 @@ def _make_ready(checkpoint: CheckpointSettings) -> tuple[str, str]:
         _mount(checkpoint, look_s)
         return "mount", "asked for" if checkpoint.form == "mount" else "this machine can mount"
     except BootseerError as error:
-        same = isinstance(error, NotFoundError | CorruptDataError)
-        if same or checkpoint.form == "mount":
-            raise  # a copy would meet the same
+        is_lasting = isinstance(error, NotFoundError | CorruptDataError)
+        if is_lasting or checkpoint.form == "mount":
+            raise  # a copy would fail in the same way
         why = f"no mount here: {error}"
-        away = isinstance(error, StoreUnavailableError | DeadlineError)
-        if away and checkpoint.load:
+        is_unreachable = isinstance(error, StoreUnavailableError | DeadlineError)
+        if is_unreachable and checkpoint.load:
             raise
     transparent_child.say(f"checkpoint: {why}; copying it")
-    _copy(checkpoint, look_s=LAST_LOOK_S if away else look_s)
+    _copy(checkpoint, look_s=LAST_LOOK_S if is_unreachable else look_s)
     return "copy", why
 
 
 def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
     from bootseer.stripedfs.mount import background_log, mount
-    from bootseer.stripedfs.mount import settings as mountsettings
+    from bootseer.stripedfs.mount import settings as mount_settings
 
     _make_directory(checkpoint.to)
-    never = mountsettings.NEVER_DIRECT
+    never = mount_settings.NEVER_DIRECT
     mount.mount(
-        mountsettings.MountSettings(
+        mount_settings.MountSettings(
             url=checkpoint.url,
             mountpoint=checkpoint.to,
             look_s=look_s,
             options=_store_options(checkpoint),
-            direct_bytes=never if checkpoint.buffered else mountsettings.DIRECT_BYTES,
+            direct_bytes=never if checkpoint.buffered else mount_settings.DIRECT_BYTES,
             cache=checkpoint.cache,
             memory_bytes=_block_bytes(checkpoint),
             # `start` becomes the job, so the job has its process id.
@@ -124,13 +123,13 @@ def _mount(checkpoint: CheckpointSettings, look_s: float) -> None:
 
 
 def _block_bytes(checkpoint: CheckpointSettings) -> int:
-    """What the process around the blocks leaves them of its memory."""
+    """The memory for blocks in bytes: the limit of the process less what the rest of it takes."""
     whole_mib = checkpoint.memory_mib
     return max(whole_mib - PROCESS_MIB, whole_mib // 2) * MIB
 
 
 def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
-    """Copy the checkpoint. Its store has `look_s` to say what there is."""
+    """Copy the checkpoint. The first request to its store is limited to `look_s` seconds."""
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.events.redaction import redact_message
     from bootseer.storage import retry
@@ -175,9 +174,3 @@ def _store_options(checkpoint: CheckpointSettings) -> StoreOptions:
         ca_file=checkpoint.ca_file,
         redirects=checkpoint.redirects,
     )
-
-
-def _settings(request: Request) -> CheckpointSettings:
-    """The section as it was before its way through JSON made lists of the tuples."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
-    return cast(Callable[..., CheckpointSettings], CheckpointSettings)(**values)

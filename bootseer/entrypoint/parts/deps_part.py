@@ -1,16 +1,15 @@
-"""Dependencies as a part of a start."""
+"""The dependencies as a part of a start: a snapshot restored, or installed and a snapshot taken."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from bootseer.config.loading import default_cache, default_store
+from bootseer.config.paths import default_cache, default_store
 from bootseer.config.sections import Config, DepsSettings
 from bootseer.entrypoint import transparent_child
-from bootseer.entrypoint.parts.part import Progress
+from bootseer.entrypoint.parts.part import Progress, decode_section
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import BusyError
 from bootseer.events.writer import NullWriter
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from bootseer.depsnap import settings
 
 ENDED_BY_SIGNAL = "ended by a signal"
-"""The result by which a snapshot's run tells that a signal cut it short."""
+"""The result of `depsnap.run` if a signal ended it early."""
 
 
 class DepsPart:
-    """Dependencies: restore a snapshot, or run the install command and take one."""
+    """Restores a snapshot, or runs the command `install`, its plain way, and takes one."""
 
     name = "deps"
     phase = "deps.install"
@@ -34,7 +33,7 @@ class DepsPart:
             return None
         if problem or not deps.enabled:
             return PartPlan(self.name, self.phase, None, plain=deps.install, reason=problem)
-        # Waiting for another node has a bound of its own where it was asked for.
+        # Waiting for another node has a limit of its own if the settings ask for it.
         waiting_s = deps.wait_limit_s if deps.wait == "always" else 0.0
         return PartPlan(
             self.name,
@@ -47,8 +46,8 @@ class DepsPart:
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
         from bootseer.depsnap import run
 
-        deps = _deps_settings(request)
-        settings = self._settings(deps)
+        deps = decode_section(DepsSettings, request)
+        settings = self._build_settings(deps)
         outcome = run.execute(settings, deps.install, writer, progress)
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
@@ -61,10 +60,10 @@ class DepsPart:
     def repair(self, request: Request) -> None:
         from bootseer.depsnap import run
 
-        deps = _deps_settings(request)
-        run.repair(self._settings(deps), deps.install)
+        deps = decode_section(DepsSettings, request)
+        run.repair(self._build_settings(deps), deps.install)
 
-    def _settings(self, deps: DepsSettings) -> settings.DepsSettings:
+    def _build_settings(self, deps: DepsSettings) -> settings.DepsSettings:
         from bootseer.depsnap import settings
 
         return settings.DepsSettings(
@@ -86,9 +85,3 @@ class DepsPart:
             sign_key=deps.sign_key or None,
             allow_setuid=deps.allow_setuid,
         )
-
-
-def _deps_settings(request: Request) -> DepsSettings:
-    """The section as it was before its way through JSON made lists of the tuples."""
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in request.items()}
-    return cast(Callable[..., DepsSettings], DepsSettings)(**values)

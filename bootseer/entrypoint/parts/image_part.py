@@ -1,4 +1,4 @@
-"""The image's files as a part of a start: read ahead beside the job, recorded for the next."""
+"""The image's files as a part of a start: read ahead alongside the job, and recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULE = "bootseer.imageprefetch.filemode.background_recorder"
 
 
 class ImagePart:
-    """Reads ahead what earlier starts read of `[image]`; there is no plain way to fall back to."""
+    """Reads ahead the files that earlier starts read; there is no plain way to fall back to."""
 
     name = "image"
     phase = "image.replay"
@@ -25,7 +25,7 @@ class ImagePart:
             return None
         if problem:
             return PartPlan(self.name, self.phase, None, reason=problem)
-        return PartPlan(self.name, self.phase, _request(image), beside=MODULE)
+        return PartPlan(self.name, self.phase, _build_request(image), detached_module=MODULE)
 
     def run(self, request: Request, writer: NullWriter, progress: Progress) -> int:
         from bootseer.imageprefetch.filemode import background_recorder
@@ -34,10 +34,10 @@ class ImagePart:
         return 0
 
     def repair(self, request: Request) -> None:
-        """Nothing is ever half done: only the kernel's page cache is filled."""
+        """Do nothing: a killed run leaves nothing behind but the kernel's page cache."""
 
 
-def _request(image: ImageSettings) -> Request:
+def _build_request(image: ImageSettings) -> Request:
     """The fields of `background_recorder.StartSettings`, as plain values."""
     return {
         "place": image.traces,

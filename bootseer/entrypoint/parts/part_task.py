@@ -1,4 +1,4 @@
-"""One part on its way: its own process, then perhaps repair and the plain command."""
+"""The progress of one part: its own process, then perhaps repair and the plain command."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bootseer.entrypoint.plan import PartPlan
 
 REPAIR_DEADLINE_S = 30.0
 LEAVE_S = 5.0
-"""How long a part's process may take to end after its last word."""
+"""Seconds that a part's process may take to end after its last message."""
 
 Stage = Literal["part", "repair", "plain"]
 
 
 class Task:
-    """Moves one part through its stages; `advance` never blocks longer than killing takes."""
+    """Moves one part through its stages; `advance` blocks no longer than killing takes."""
 
     def __init__(
         self, plan: PartPlan, writer: events.NullWriter, environ: Mapping[str, str]
     ) -> None:
         self.plan = plan
-        self.child: children.Child | None = None
+        self.group: children.ProcessGroup | None = None
         self.deadline: float | None = None
         self._writer = writer
         self._environ = environ
@@ -44,47 +44,45 @@ class Task:
         else:
             self._begin_part("run")
 
-    # --- what the loop needs ------------------------------------------------------------------
-
     def descriptors(self) -> list[int]:
-        """What becomes readable when `advance` has something to do."""
-        if self.child is None or self.child.wait_status is not None:
+        """The descriptors that become readable when `advance` has something to do."""
+        if self.group is None or self.group.wait_status is not None:
             return []
-        link = self.child.link
-        return [fd for fd in (self.child.pidfd, link.fileno() if link else -1) if fd >= 0]
+        link = self.group.link
+        return [fd for fd in (self.group.pidfd, link.fileno() if link else -1) if fd >= 0]
 
     def advance(self) -> Decision | None:
-        """Take in what happened; return the last decision when this part is finished."""
+        """Handle what has happened; return the last decision if this part is finished."""
         if self._spawn_error is None:
-            assert self.child is not None
+            assert self.group is not None
             self._read_messages()
-            expired = self.deadline is not None and time.monotonic() >= self.deadline
-            if self.child.reap():
-                expired = False
-            elif expired and (self._result is not None or self._fault):
-                self.child.kill_leader()  # it said its last word, but does not leave
-                expired = False
-            elif expired:
-                children.end_all([self.child])
+            is_expired = self.deadline is not None and time.monotonic() >= self.deadline
+            if self.group.reap():
+                is_expired = False
+            elif is_expired and (self._result is not None or self._fault):
+                self.group.kill_leader()  # it sent its last message, but does not end
+                is_expired = False
+            elif is_expired:
+                children.end_groups([self.group])
             else:
                 return None
             self._read_messages()
-            outcome = self._outcome(expired)
+            outcome = self._make_outcome(is_expired)
             if outcome.result is None:
-                self.child.kill()  # what it left behind would work against the plain way
-            self.child.close()
-            self.child = None
+                self.group.kill()  # what it left running would disturb the plain way
+            self.group.close()
+            self.group = None
         else:
             outcome, self._spawn_error = self._spawn_error, None
-        return self._next(outcome)
+        return self._begin_next_stage(outcome)
 
-    def child_signal(self, number: int) -> None:
-        """Forward a signal."""
-        if self.child is not None:
-            self.child.signal(number)
+    def forward_signal(self, number: int) -> None:
+        """Forward a signal to the part's process group."""
+        if self.group is not None:
+            self.group.signal(number)
 
     def abandon(self, exit_code: int) -> None:
-        """The start ends here: close what was begun in the events."""
+        """End the part's span, as the whole start ends."""
         if self._span:
             attributes = {"process.exit.code": exit_code, "error.type": "signal"}
             self._writer.end(self._span, self.plan.phase, "error", attributes)
@@ -92,23 +90,21 @@ class Task:
 
     def close(self) -> None:
         """Leave no process and no descriptor; calling it twice is safe."""
-        if self.child is not None:
-            self.child.close()
-            self.child = None
-
-    # --- stages -------------------------------------------------------------------------------
+        if self.group is not None:
+            self.group.close()
+            self.group = None
 
     def _begin_part(self, action: Literal["run", "repair"]) -> None:
         self._stage = "part" if action == "run" else "repair"
         message = {"part": self.plan.name, "action": action, "request": self.plan.request}
-        # What hangs may well hang again: a repair never gets longer than the work itself.
+        # What hangs may hang again: a repair never gets more time than the work itself.
         longest_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
         self._allowed_s = min(self.plan.deadline_s, longest_s)
         try:
-            self.child = children.spawn_part(message, self._environ)
+            self.group = children.spawn_part(message, self._environ)
             self.deadline = time.monotonic() + self._allowed_s
         except OSError as error:
-            self._cannot_spawn(f"bootseer's own process cannot be started: {error}")
+            self._record_spawn_error(f"bootseer's own process cannot be started: {error}")
 
     def _begin_plain(self) -> None:
         self._stage = "plain"
@@ -124,16 +120,16 @@ class Task:
             **events.child_environment(self._writer, self._span, self._environ),
         }
         try:
-            self.child = children.spawn_plain(self.plan.plain, environ)
+            self.group = children.spawn_plain(self.plan.plain, environ)
         except OSError as error:
-            failure = transparent_child.failure(self.plan.plain, error)
-            self._cannot_spawn(failure.error, transparent_child.leave(failure))
+            failure = transparent_child.make_failure(self.plan.plain, error)
+            self._record_spawn_error(failure.error, transparent_child.mirror_result(failure))
 
-    def _cannot_spawn(self, fault: str, exit_code: int | None = None) -> None:
+    def _record_spawn_error(self, fault: str, exit_code: int | None = None) -> None:
         self._spawn_error = Outcome(result=exit_code, fault=fault)
-        self.deadline = 0.0  # the loop comes straight back
+        self.deadline = 0.0  # so that the loop returns at once
 
-    def _next(self, outcome: Outcome) -> Decision | None:
+    def _begin_next_stage(self, outcome: Outcome) -> Decision | None:
         if self._stage == "plain":
             return self._finish_plain(outcome)
         if self._stage == "repair":
@@ -141,24 +137,24 @@ class Task:
                 self._reason += f"; and the repair failed: {outcome.fault}"
             self._begin_plain()
             return None
-        decision = fallback.after_part(self.plan, outcome)
+        decision = fallback.decide_after_part(self.plan, outcome)
         if decision.step != "plain":
             if decision.reason:
-                self._say(decision.reason)
+                self._report_fallback(decision.reason)
                 attributes = {"bootseer.reason": decision.reason}
                 self._writer.point(self.plan.phase, "fallback", attributes)
             return decision
         self._reason = decision.reason
-        self._say(decision.reason)
+        self._report_fallback(decision.reason)
         self._fault, self._buffer = "", b""
         self._begin_part("repair")
         return None
 
-    def _say(self, reason: str) -> None:
+    def _report_fallback(self, reason: str) -> None:
         transparent_child.say(f"{self.plan.name}: {reason}; going on the plain way")
 
     def _finish_plain(self, outcome: Outcome) -> Decision:
-        decision = fallback.after_plain(outcome)
+        decision = fallback.decide_after_plain(outcome)
         attributes: dict[str, object] = {"process.exit.code": outcome.result}
         status = "error" if decision.step == "stop" else "ok"
         if self._reason:
@@ -168,15 +164,13 @@ class Task:
         self._span = ""
         return decision
 
-    # --- messages -----------------------------------------------------------------------------
-
-    def _outcome(self, expired: bool) -> Outcome:
-        assert self.child is not None
-        status = self.child.wait_status
+    def _make_outcome(self, is_expired: bool) -> Outcome:
+        assert self.group is not None
+        status = self.group.wait_status
         assert status is not None
         if self._stage == "plain":
-            return Outcome(result=fallback.exit_code_of(status))
-        if expired:
+            return Outcome(result=fallback.convert_wait_status(status))
+        if is_expired:
             fault = f"not done after its deadline of {self._allowed_s:g} s"
             return Outcome(None, fault, self._command_exit)
         fault = self._fault
@@ -185,23 +179,23 @@ class Task:
         return Outcome(self._result, fault, self._command_exit)
 
     def _read_messages(self) -> None:
-        link = self.child.link if self.child is not None else None
+        link = self.group.link if self.group is not None else None
         if link is None:
             return
-        assert self.child is not None
+        assert self.group is not None
         try:
             while chunk := link.recv(65536):
                 self._buffer += chunk
-            self.child.close_link()  # end of file would wake the loop for ever
+            self.group.close_link()  # end of file would wake the loop again and again
         except BlockingIOError:
             pass
         except OSError:
-            self.child.close_link()  # reset: the process died; its end says so
+            self.group.close_link()  # reset: the process has ended, which `reap` reports
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            self._handle_message(json.loads(line))
 
-    def _take(self, message: Mapping[str, object]) -> None:
+    def _handle_message(self, message: Mapping[str, object]) -> None:
         match message:
             case {"began": True} if self.deadline is not None:
                 self._left_s = self.deadline - time.monotonic()

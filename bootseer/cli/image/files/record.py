@@ -99,7 +99,7 @@ def command(
             try:
                 child = transparent_child.start(words, transparent_child.original_environment(), {})
             except OSError as error:
-                return transparent_child.leave(transparent_child.failure(words, error))
+                return transparent_child.mirror_result(transparent_child.make_failure(words, error))
             result = child.wait()
             child.release()
         trace = watched.trace(succeeded=result.code == 0)
@@ -108,7 +108,7 @@ def command(
     else:
         _add(trace, traces, image, store)
     click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
-    return transparent_child.leave(result)
+    return transparent_child.mirror_result(result)
 
 
 def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:
