@@ -30,7 +30,7 @@ def _print_verdict(report: HistoryReport, page: Page) -> None:
     starts, jobs = words.count(report.starts, "start"), words.count(report.jobs, "job")
     period = ""
     if report.from_unix_nano is not None and report.to_unix_nano is not None:
-        days = [words.when(t / 1e9)[:10] for t in (report.from_unix_nano, report.to_unix_nano)]
+        days = [words.utc_time(t / 1e9)[:10] for t in (report.from_unix_nano, report.to_unix_nano)]
         period = f", {days[0]}" + (f" to {days[1]}" if days[0] != days[1] else "")
     page.line(f"{starts} of {jobs}{period}.", "bold")
     gpu = report.gpu_time
