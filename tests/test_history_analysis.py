@@ -36,10 +36,11 @@ def test_effective_time_counts_gaps_and_starts_that_failed():
         record(0, begin_unix_nano=0, start_s=None, held_start_s=None, job_s=300.0),
         record(1, begin_unix_nano=400 * SECOND, start_s=100.0, job_s=600.0),
     ]
-    ratio, wall_s = history_analysis.effective(records)
+    ratio, wall_s = history_analysis.compute_effective_ratio(records)
     assert wall_s == 1000.0
     assert ratio == pytest.approx(500 / 1000)
-    assert history_analysis.effective([*records, record(2, job_s=None)]) == (None, None)
+    unended = [*records, record(2, job_s=None)]
+    assert history_analysis.compute_effective_ratio(unended) == (None, None)
 
 
 def test_effective_time_without_gpu_counts_weighs_jobs_alike():
@@ -60,7 +61,7 @@ def test_kinds_as_declared_or_derived():
         record(6, job="third", attempt=0, declared_kind="first", places=("x",)),
         record(7, job="third", attempt=0),
     ]
-    kinds = history_analysis.kinds_of(records)
+    kinds = history_analysis.classify_starts(records)
     assert [kinds[r.trace_id] for r in records] == [
         "first", "restart_in_place", "restart", "restart",
         "restart",
@@ -84,7 +85,7 @@ def test_kinds_as_declared_or_derived():
      (129, ">128"), (100_000, ">128")],
 )  # fmt: skip
 def test_classes_of_gpu_counts(gpus, name):
-    assert history_analysis.class_of(gpus) == name
+    assert history_analysis.get_gpu_class(gpus) == name
 
 
 def test_a_class_compares_nodes_with_the_job():
@@ -166,6 +167,6 @@ def test_four_starts_are_too_few_however_slow():
 
 def test_equal_times_make_nobody_slow():
     times = tuple(NodeTime(f"n{i}", 50.0) for i in range(8))
-    flags = history_slow.slow_nodes_of(record(nodes=times))
+    flags = history_slow.flag_slow_nodes(record(nodes=times))
     assert not any(flags.values())
     assert history_slow.find([record(n, nodes=times) for n in range(50)])[0] == ()

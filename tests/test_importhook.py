@@ -104,9 +104,9 @@ def test_small_imports_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recorder = import_hook.Recorder(Writer)
     for number in range(8):
-        recorder.enter(recorder.thread(), f"small{number}")
+        recorder.enter(recorder.get_thread(), f"small{number}")
         now_ns[0] += 20_000_000
-        recorder.leave(recorder.thread())
+        recorder.leave(recorder.get_thread())
     assert [name for name, _ in ends] == ["imports", "imports"]
     for _, attributes in ends:
         assert attributes["import.modules"] == 3

@@ -17,7 +17,7 @@ from test_load_segments import make, read
 from bootseer import events
 from bootseer.profiler.report.load import load as loading
 from bootseer.profiler.report.load.line_blocks import pack_lines
-from bootseer.profiler.report.load.segments import Segment, pack
+from bootseer.profiler.report.load.segments import Segment, pack_events
 
 SEEDS = st.integers(0, 1 << 30)
 
@@ -32,7 +32,7 @@ def in_writers_form(line: str) -> bytes:
 
 def segments_of_json(block: bytes) -> list[Segment] | None:
     counts: Counter[tuple[str, str]] = Counter()
-    found = pack(loading._events(block, "file", counts), whole=True)
+    found = pack_events(loading._parse_events(block, "file", counts), whole=True)
     return None if counts else found
 
 
@@ -59,8 +59,8 @@ def test_the_writers_own_file_needs_no_json(tmp_path: Path, nested: bool) -> Non
     found = pack_lines(block, whole=True)
     assert found is not None
     assert repr(found) == repr(segments_of_json(block))
-    assert pack_lines(block, whole=False) == pack(
-        loading._events(block, "file", Counter()), whole=False
+    assert pack_lines(block, whole=False) == pack_events(
+        loading._parse_events(block, "file", Counter()), whole=False
     )
 
 

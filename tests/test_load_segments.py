@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bootseer.errors import CorruptDataError
 from bootseer.profiler.report.load import load as loading
 from bootseer.profiler.report.load.load import load
-from bootseer.profiler.report.load.segments import Segment, pack
+from bootseer.profiler.report.load.segments import Segment, pack_events
 from bootseer.profiler.report.load.spans import Loaded
 
 NAMES = ("imports", "deps.install", "deps.install.unpack", "rendezvous", "job", "compile")
@@ -87,11 +87,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def noted(events: list[object], *, whole: bool) -> list[Segment] | None:
-        found = pack(events, whole=whole)
+        found = pack_events(events, whole=whole)
         counts.append(len(found or ()))
         return found
 
-    monkeypatch.setattr(loading, "pack", noted)
+    monkeypatch.setattr(loading, "pack_events", noted)
     return counts
 
 
@@ -103,7 +103,7 @@ def test_columns_give_what_single_events_give(tmp_path: Path, seed: int) -> None
         make(folder, seed)
         by_columns = read(folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loading, "pack", lambda events, whole: None)
+            patch.setattr(loading, "pack_events", lambda events, whole: None)
             assert read(folder) == by_columns
     finally:
         shutil.rmtree(folder)
@@ -119,7 +119,7 @@ def test_files_of_several_blocks(tmp_path: Path, seed: int, block: int) -> None:
             patch.setattr(loading, "_FIRST_BYTES", block)
             patch.setattr(loading, "_BLOCK_BYTES", block)
             by_columns = read(folder)
-            patch.setattr(loading, "pack", lambda events, whole: None)
+            patch.setattr(loading, "pack_events", lambda events, whole: None)
             assert read(folder) == by_columns
     finally:
         shutil.rmtree(folder)
@@ -156,7 +156,7 @@ import os, signal, sys
 from bootseer.profiler.report.load import load as loading, readers
 folder, deaths, least = sys.argv[1:]
 own, received = os.getpid(), []
-pack_file, of_pipes = loading._pack_file, readers._received
+pack_file, of_pipes = loading._pack_file, readers._receive_files
 
 def packed(path, templates):
     assert os.getpid() != own
@@ -170,7 +170,7 @@ def noted(chunks, pipes):
         received.append(found is not None)
         yield found
 
-loading._pack_file, readers._received = packed, noted
+loading._pack_file, readers._receive_files = packed, noted
 readers.LEAST_BYTES = int(least)
 os.sched_getaffinity = lambda _: {0, 1}
 loaded = loading.load([folder])

@@ -38,7 +38,8 @@ def test_equal_ranks_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     block = block_of(1, 2, 3, late_s=0.5)
     searched = pack_lines(block, whole=True)
     monkeypatch.setattr(templates_module, "_EVENT", None)  # nothing is learned
-    monkeypatch.setattr("bootseer.profiler.report.load.line_blocks._searched", None)  # nor searched
+    # nor searched
+    monkeypatch.setattr("bootseer.profiler.report.load.line_blocks._search_lines", None)
     found = pack_lines(block, whole=True, templates=templates)
     assert found is not None
     assert len(found) == 3
@@ -89,7 +90,7 @@ def test_a_generated_start(tmp_path: Path, by_node: bool) -> None:
         assert repr(pack_lines(block, whole=True, templates=templates)) == repr(expected)
         searched += expected is not None
     assert searched > 20
-    assert templates.useful
+    assert templates.is_useful
 
 
 def test_what_never_fits_is_not_tried_for_ever() -> None:
@@ -98,5 +99,5 @@ def test_what_never_fits_is_not_tried_for_ever() -> None:
         file = EventFile("a", 1, trace="1" * 32)
         block = b"".join(map(in_writers_form, file.span("x" * number, 0, 1).lines))
         assert pack_lines(block, whole=True, templates=templates)
-    assert not templates.useful
-    assert sum(map(len, templates._by_length.values())) <= templates_module._MOST_TEMPLATES
+    assert not templates.is_useful
+    assert sum(map(len, templates._by_length.values())) <= templates_module._MAX_TEMPLATES

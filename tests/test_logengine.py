@@ -17,17 +17,17 @@ SECOND = 10**9
 
 def run(
     rules: str, lines: Sequence[str], *, live: bool = True, start: int = 1000
-) -> list[logengine.Found]:
+) -> list[logengine.PhaseEvent]:
     """Feed lines one second apart."""
     engine = logengine.Engine(logrules.parse(rules, "t.ini"), live=live)
     found = []
     for number, line in enumerate(lines):
         at = (start + number) * SECOND
-        found += engine.line(line.encode(), at, at - 500 * SECOND)
+        found += engine.match_line(line.encode(), at, at - 500 * SECOND)
     return found + engine.close()
 
 
-def brief(found: Sequence[logengine.Found]) -> list[tuple[str, str, int]]:
+def brief(found: Sequence[logengine.PhaseEvent]) -> list[tuple[str, str, int]]:
     return [(f.kind, f.name, f.time_unix_nano // SECOND) for f in found]
 
 
@@ -89,8 +89,8 @@ def test_once_is_once_a_lane() -> None:
 
 def test_a_rule_that_floods_is_silenced_and_named() -> None:
     rules = "[flood]\nphase = x\npoint = y\n"
-    found = run(rules, ["y"] * (logengine.FOUND_MAX + 7))
-    assert len(found) == logengine.FOUND_MAX + 1
+    found = run(rules, ["y"] * (logengine.EVENTS_MAX + 7))
+    assert len(found) == logengine.EVENTS_MAX + 1
     assert (found[-1].name, found[-1].status) == ("log_rules", "fallback")
     assert "rule flood" in found[-1].attributes["bootseer.reason"]
     assert "7 further" in found[-1].attributes["bootseer.reason"]
@@ -144,8 +144,8 @@ def test_imported_lines_have_their_own_times_and_no_monotonic_one() -> None:
 
 def test_imported_lines_without_a_time_are_left_out_and_counted() -> None:
     engine = logengine.Engine(logrules.parse(STAMPED, "t.ini"), live=False, near_ns=SECOND)
-    assert engine.line(b"10 other", 0, None) == []
-    assert engine.line(b"loading", 0, None) == []
+    assert engine.match_line(b"10 other", 0, None) == []
+    assert engine.match_line(b"loading", 0, None) == []
     assert engine.undated == 1
 
 
@@ -200,7 +200,9 @@ def test_no_line_of_a_log_is_from_after_its_files_last_change(
     parsed = logrules.parse(rules + "time_format = %m%d %H:%M:%S\n", "t.ini")
     near_ns = int(datetime.datetime.fromisoformat(changed).timestamp()) * SECOND
     engine = logengine.Engine(parsed, live=False, near_ns=near_ns)
-    found = [one for line in lines for one in engine.line(f"{line} loading".encode(), 0, None)]
+    found = [
+        one for line in lines for one in engine.match_line(f"{line} loading".encode(), 0, None)
+    ]
     moments = [
         datetime.datetime.fromtimestamp(f.time_unix_nano // SECOND, datetime.UTC) for f in found
     ]
@@ -233,7 +235,7 @@ def test_the_first_logged_step_is_not_the_first_step(
 
 def test_one_logged_step_alone_says_nothing_of_the_first() -> None:
     engine = logengine.Engine(logrules.parse(STEPS_STAMPED, "t.ini"), live=False)
-    assert engine.line(b"300 step 100", 0, None) == []
+    assert engine.match_line(b"300 step 100", 0, None) == []
     [note] = engine.close()
     assert (note.status, note.name) == ("fallback", "log_rules")
     assert "step 100" in note.attributes["bootseer.reason"]
@@ -352,7 +354,7 @@ def test_a_stamp_is_finer_than_whole_seconds() -> None:
 def test_lines_and_those_that_matched_are_counted() -> None:
     engine = logengine.Engine(logrules.parse(LOAD, "t.ini"))
     for line in (b"loading", b"other", b"loading", b"loaded"):
-        engine.line(line, SECOND, SECOND)
+        engine.match_line(line, SECOND, SECOND)
     assert (engine.lines, engine.matched) == (4, 3)
 
 
@@ -396,10 +398,10 @@ def test_a_slow_rule_is_dropped_and_named_while_others_work() -> None:
 
     rules = logrules.parse("[bad]\nphase = x\npoint = slow\n" + LOAD, "t.ini")
     engine = logengine.Engine(rules, search=search)
-    first = engine.line(b"loading", SECOND, SECOND)
+    first = engine.match_line(b"loading", SECOND, SECOND)
     assert [(f.name, f.status) for f in first] == [
         ("log_rules", "fallback"),
         ("checkpoint.load", "ok"),
     ]
     assert "rule bad" in first[0].attributes["bootseer.reason"]
-    assert [f.name for f in engine.line(b"loaded", SECOND, SECOND)] == ["checkpoint.load"]
+    assert [f.name for f in engine.match_line(b"loaded", SECOND, SECOND)] == ["checkpoint.load"]

@@ -44,7 +44,7 @@ def test_a_long_line_is_cut_once_and_the_next_is_whole() -> None:
 def test_after_a_gap_the_torn_line_is_left_out() -> None:
     splitter = lines.LineSplitter()
     splitter.feed(b"half a li")
-    splitter.gap()
+    splitter.mark_gap()
     assert splitter.feed(b"ne of another\nwhole\n") == [b"whole"]
 
 

@@ -66,7 +66,7 @@ def test_shipped_rules_are_found_by_name_and_files_by_path(tmp_path: Path) -> No
         *("deepspeed", "huggingface", "lightning", "megatron", "nemo", "pip", "ray", "sglang"),
         *("torchrun", "torchtitan", "uv", "vllm"),
     ]
-    assert rules.shipped() == names
+    assert rules.list_shipped() == names
     for name in names:
         assert rules.load(name)
     own = tmp_path / "own.ini"

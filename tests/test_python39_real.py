@@ -76,13 +76,13 @@ def test_event_command(tmp_path):
 def test_shipped_log_rules_load(tmp_path):
     code = (
         "from bootseer.profiler.collect.log_rules import rules as logrules\n"
-        "print(*[f'{n}:{len(logrules.load(n))}' for n in logrules.shipped()])"
+        "print(*[f'{n}:{len(logrules.load(n))}' for n in logrules.list_shipped()])"
     )
     done = old_python("pypy3", "-c", code, events=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     counts = dict(word.split(":") for word in done.stdout.split())
     assert {"torchrun", "torchtitan", "huggingface", "vllm"} < set(counts)
-    assert len(counts) == len(logrules.shipped())
+    assert len(counts) == len(logrules.list_shipped())
     assert all(int(n) > 0 for n in counts.values())
 
 

@@ -69,7 +69,7 @@ def test_other_figures():
     ]  # fmt: skip
     assert words.ranks((12, 0, 1, 2, 3)) == "0-3, 12"
     assert words.ranks(()) == ""
-    assert words.when(float("1e30")).endswith("after 1970")
+    assert words.utc_time(float("1e30")).endswith("after 1970")
 
 
 def test_what_could_act_on_a_terminal_becomes_visible():

@@ -8,7 +8,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.profiler.report.load.clock_skew import is_barrier, passages
+from bootseer.profiler.report.load.clock_skew import find_passages, is_barrier
 from bootseer.profiler.report.load.columns import Spans, columns_of, extent_of
 from bootseer.profiler.report.load.spans import Span
 
@@ -68,7 +68,7 @@ def test_barriers_are_numbered_in_time_order(rows: tuple[Span, ...]) -> None:
         before = [each.name for each in waits[:place]]
         key = (span.name, before.count(span.name))
         expected.append((key, span.begin_ns, span.end_ns, span.status))
-    assert passages(rows) == expected
+    assert find_passages(rows) == expected
 
 
 def test_equal_forms_are_one_object() -> None:

@@ -26,17 +26,17 @@ from bootseer.profiler.collect.log_rules import (
 LOGS = Path(__file__).parent / "data" / "logs"
 
 
-def found(rules: str, data: bytes, *, live: bool) -> list[logengine.Found]:
+def found(rules: str, data: bytes, *, live: bool) -> list[logengine.PhaseEvent]:
     engine = logengine.Engine(logrules.load(rules), live=live, near_ns=1_795_288_000 * 10**9)
     splitter = loglines.LineSplitter()
     out = []
     for number, line in enumerate(splitter.feed(data) + splitter.flush()):
         at = (10**9 + number) * 10**9
-        out += engine.line(line, at, at)
+        out += engine.match_line(line, at, at)
     return out + engine.close()
 
 
-def brief(out: list[logengine.Found]) -> list[str]:
+def brief(out: list[logengine.PhaseEvent]) -> list[str]:
     return [f"{f.kind} {f.name}{'' if f.status == 'ok' else ' ' + f.status}" for f in out]
 
 
@@ -238,7 +238,7 @@ def test_deepspeed() -> None:
     assert out[-1].time_unix_nano == out[-2].time_unix_nano
 
 
-@pytest.mark.parametrize("rules", logrules.shipped())
+@pytest.mark.parametrize("rules", logrules.list_shipped())
 def test_no_shipped_rule_fires_on_another_programs_text(rules: str) -> None:
     text = b"epoch 1 step 10 loss 0.5\nINFO loading config\nTraceback (most recent call last):\n"
     assert found(rules, text, live=True) == []
@@ -263,7 +263,7 @@ seconds.
 """
 
 
-def spans_ms(out: list[logengine.Found]) -> list[tuple[str, float]]:
+def spans_ms(out: list[logengine.PhaseEvent]) -> list[tuple[str, float]]:
     """Name and length of each span, in the order of their ends; points have none."""
     open_ns: dict[tuple[str, str], int] = {}
     spans = []
@@ -367,7 +367,7 @@ def test_vllm_has_no_rendezvous_of_processes_that_never_say_its_end() -> None:
 def test_vllm_without_stamps_does_not_know_when_it_answered() -> None:
     log = b"".join(line.partition(b"Z ")[2] for line in VLLM.splitlines(keepends=True))
     engine = logengine.Engine(logrules.load("vllm"), live=False, near_ns=1_787_977_300 * 10**9)
-    out = [f for line in log.splitlines() for f in engine.line(line, 0, None)]
+    out = [f for line in log.splitlines() for f in engine.match_line(line, 0, None)]
     assert [name for name, _ in spans_ms(out)] == [name for name, _ in VLLM_SPANS]
     assert "point first_step" not in brief(out)
     assert engine.undated == 1

@@ -137,6 +137,6 @@ def test_each_rank_of_a_log_keeps_its_own_phases(
             log.line("end", log.spans, name, at_s + 1, attributes=about)
             at_s += 1.5
     log.write(tmp_path)
-    monkeypatch.setattr(columns, "shared", lambda form: (*form,))  # none is kept
+    monkeypatch.setattr(columns, "share_form", lambda form: (*form,))  # none is kept
     report = analysis.analyse(load([str(tmp_path)]))
     assert {phase.name: phase.processes for phase in report.phases} == true

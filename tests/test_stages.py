@@ -38,8 +38,8 @@ def test_sums_by_columns_are_those_part_by_part(
     plans: stages._Plans = {}
     for place in range(len(parts) + 1):
         stage = lane, place, data.draw(moments), data.draw(moments), data.draw(moments), tops
-        own, gap_s, after = stages._sums(*stage)
-        found = stages._plain_sums(*stage, plans)
+        own, gap_s, after = stages._sum_parts(*stage)
+        found = stages._sum_columns(*stage, plans)
         if found is not None:
             assert list(found[0].items()) == list(own.items())
             assert found[1:] == (pytest.approx(gap_s, abs=1e-12), after)
@@ -49,8 +49,8 @@ def test_parts_between_two_barriers_are_summed_by_columns() -> None:
     lane = lane_of([("imports", False, 0, 1), ("compile", False, 1, 2), ("rendezvous", True, 1, 3)])
     tops = {part.name: part.name for part in lane.parts}
     arrival_s = lane.times[4]
-    found = stages._plain_sums(lane, 0, float("-inf"), 0.0, arrival_s, tops, {})
+    found = stages._sum_columns(lane, 0, float("-inf"), 0.0, arrival_s, tops, {})
     assert found is not None
-    assert found == stages._sums(lane, 0, float("-inf"), 0.0, arrival_s, tops)
+    assert found == stages._sum_parts(lane, 0, float("-inf"), 0.0, arrival_s, tops)
     assert list(found[0]) == ["imports", "compile"]
     assert found[2] == 2

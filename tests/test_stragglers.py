@@ -93,7 +93,7 @@ def test_limit_stays_above_log_normal_noise(shared: float) -> None:
             common = rng.gauss(0, shared)
             own = [30 * math.exp(common + rng.gauss(0, 0.2 - shared)) for _ in range(8)]
             values.append(stragglers.node_own(own))
-        limit = stragglers.limit(values, 20 * 1024)
+        limit = stragglers.compute_limit(values, 20 * 1024)
         assert limit is not None
         assert max(values) < limit.threshold_s
 
@@ -101,13 +101,13 @@ def test_limit_stays_above_log_normal_noise(shared: float) -> None:
 def test_stragglers_do_not_hide_each_other() -> None:
     rng = random.Random(8)
     values = [30 * math.exp(rng.gauss(0, 0.07)) for _ in range(200)] + [90.0] * 40
-    limit = stragglers.limit(values, 20 * 240)
+    limit = stragglers.compute_limit(values, 20 * 240)
     assert limit is not None
     assert limit.threshold_s < 60
 
 
 def test_too_few_values_name_nobody() -> None:
-    assert stragglers.limit([1.0, 100.0], 2) is None
+    assert stragglers.compute_limit([1.0, 100.0], 2) is None
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_the_documents_say_from_where_on_one_rank_is_named() -> None:
         for values, times in zip(sizes, said, strict=True):
             noise = statistics.NormalDist(0.0, sigma)
             own = [100 * math.exp(noise.inv_cdf((n + 0.5) / values)) for n in range(values)]
-            edge = stragglers.limit(own, values * WORK)
+            edge = stragglers.compute_limit(own, values * WORK)
             assert edge is not None
             assert times == pytest.approx(edge.threshold_s / edge.median_s, abs=0.051)
 

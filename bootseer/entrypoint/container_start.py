@@ -25,10 +25,10 @@ def start_age_ns(pid: int) -> int | None:
 
 
 def write_container_start(writer: AnyWriter) -> None:
-    """Write `container.start`; for use inside a container only.
+    """Write the event `container.start`; for use inside a container only.
 
-    As process 1, a span from the runtime's fork to now; else what ran in between is not known,
-    so only the moment when the container began, as a point.
+    As process 1, a span from the runtime's fork until now. In any other process, what ran in
+    between is not known, so only a point at the moment when the container started.
     """
     age_ns = start_age_ns(1)
     if age_ns is None:

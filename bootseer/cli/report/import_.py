@@ -270,8 +270,9 @@ def load_rules(names: Iterable[str]) -> list[logrules.Rule]:
         except logrules.RuleFileError as error:
             raise UsageError(str(error)) from error
         except FileNotFoundError as error:
+            shipped = ", ".join(logrules.list_shipped())
             raise NotFoundError(
-                f"the rule file {name} does not exist; shipped: {', '.join(logrules.shipped())}"
+                f"the rule file {name} does not exist; shipped: {shipped}"
             ) from error
         except OSError as error:
             raise from_os_error(error, f"read the rule file {name}") from error
@@ -298,13 +299,13 @@ def _changed_ns(stream: IO[bytes]) -> int:
         return time.time_ns()
 
 
-def _found(stream: IO[bytes], engine: logengine.Engine) -> Iterator[logengine.Found]:
+def _found(stream: IO[bytes], engine: logengine.Engine) -> Iterator[logengine.PhaseEvent]:
     splitter = loglines.LineSplitter()
     read = getattr(stream, "read1", stream.read)  # a pipe's lines as they come
     while True:
         data = read(READ_BYTES)
         for line in splitter.feed(data) if data else splitter.flush():
-            yield from engine.line(line, 0, None)
+            yield from engine.match_line(line, 0, None)
         if not data:
             break
     yield from engine.close()

@@ -166,7 +166,7 @@ def _tell(times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_j
             "bytes": layer.size_bytes or None,
             "download_s": layer.download_s,
             "extract_s": layer.extract_s,
-            "present": layer.there,
+            "present": layer.present,
         }
         for layer in times.layers.values()
     ]
@@ -180,7 +180,7 @@ def _tell(times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_j
     }
     lines = [f"{times.image}: pulled in {seconds:.2f} s"]
     for layer in times.layers.values():
-        parts = ["there already"] if layer.there else []
+        parts = ["there already"] if layer.present else []
         parts += [f"download {layer.download_s:.2f} s"] if layer.download_s is not None else []
         parts += [f"extract {layer.extract_s:.2f} s"] if layer.extract_s is not None else []
         lines.append(f"  {layer.name}: {', '.join(parts) or 'nothing told'}")

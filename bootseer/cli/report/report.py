@@ -12,7 +12,7 @@ from bootseer.cli.shared.outputs import file_to_replace
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
-from bootseer.profiler.report.load.load import collector_paused, load
+from bootseer.profiler.report.load.load import load, pause_garbage_collection
 from bootseer.profiler.report.model import Report
 from bootseer.system.atomic import replace_file
 
@@ -57,7 +57,7 @@ def command(
     PATH is an event file, or a directory of them. Of several starts the newest is reported (or
     --trace), and the others are listed; with --baseline all of them are compared.
     """
-    with collector_paused():
+    with pause_garbage_collection():
         loaded = load(paths or [_usual_place(events_path)])
         before = load(baseline) if baseline else None
         report = analysis.analyse(loaded, trace_id=trace, baseline=before)
@@ -73,7 +73,7 @@ def command(
             from bootseer.profiler.render import otlp as render_otlp
             from bootseer.profiler.render import trace as render_trace
 
-            prepared = analysis.prepare(analysis.choose(loaded, trace))
+            prepared = analysis.prepare_start(analysis.choose_start(loaded, trace))
             if chrome_trace:
                 write_atomic(chrome_trace, render_trace.render(prepared))
             if otlp:

@@ -1,1 +1,1 @@
-"""Where events come from besides the job itself: logs, pip, imports, /proc, the cluster."""
+"""Sources of events besides the job itself: logs, pip, imports, /proc, Docker and Kubernetes."""

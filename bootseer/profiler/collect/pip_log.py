@@ -1,26 +1,26 @@
-"""pip's log file and uv's output, taken apart into resolve, download, build and install.
+"""Resolve, download, build and install phases from pip's log file or uv's output.
 
 Python 3.9, standard library only. pip writes a log file with a local timestamp on each line when
-asked by `--log` or PIP_LOG (pip/_internal/utils/logging.py; format of the stamps as of pip 8 to
-26). The lines read here come from operations/prepare.py, operations/build/*, wheel_builder.py,
+`--log` or PIP_LOG asks for it (pip/_internal/utils/logging.py; format of the timestamps as of pip 8
+to 26). The lines read here come from operations/prepare.py, operations/build/*, wheel_builder.py,
 commands/install.py and cli/spinners.py.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Pattern, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from bootseer.profiler.collect.log_rules import lines as loglines
+from bootseer.profiler.collect.log_rules import lines as log_lines
 
 PREFIX = "deps.install."
 LOG_MAX_BYTES = 256 << 20
-"""What of a log file is read at most."""
+"""At most this many bytes of a log file are read."""
 
 SubPhase = Tuple[str, int, int, Dict[str, Any]]
 """(name, begin and end as Unix nanoseconds, attributes)"""
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[,.]\d{1,6}) ?(.*)")
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[,.]\d{1,6}) ?(.*)")
 _TASK = re.compile(r"\s*(\S.*?)(?: \([^()]*\))?: (started|finished with status '(\w+)')$")
 _DOWNLOAD = re.compile(r"\s*Downloading (\S+?)(?: \((\d{1,9}(?:\.\d{1,9})?) ?(bytes|[kMGT]?B)\))?$")
 _BUILD = re.compile(r"Building wheels? for collected packages: (.*)")
@@ -45,73 +45,75 @@ _UV_PHASES = {
 }
 
 
-class _Step(NamedTuple):
-    """What a line of pip's log makes the current phase; None: no change."""
+class _Change(NamedTuple):
+    """The phase that begins with a line of pip's log, "" for none; None = no change."""
 
     phase: Optional[str]
     attributes: Dict[str, Any]
 
 
-class _Reader:
+class _LogReader:
     """pip's state, line by line. Output of pip's own child processes counts as building."""
 
     def __init__(self) -> None:
         self._task = ""
         self._task_depth = 0
-        self._within = "resolve"
+        self._enclosing_phase = "resolve"
 
-    def step(self, text: str, current: str) -> _Step:
+    def read_line(self, text: str, current: str) -> _Change:
+        """Return the change that a line makes while `current` is the phase."""
         task = _TASK.match(text)
         if task:
-            return self._task_step(task.group(1), task.group(2) == "started", task.group(3))
+            return self._read_task(task.group(1), task.group(2) == "started", task.group(3))
         if self._task_depth:
-            return _Step(None, {})
+            return _Change(None, {})
         download = _DOWNLOAD.match(text)
         if download:
-            return self._download(*download.groups())
+            return self._read_download(*download.groups())
         for pattern, phase in ((_BUILD, "build"), (_INSTALL, "install")):
-            found = pattern.match(text)
-            if found:
-                self._within = phase
-                return _Step(phase, {"log.packages": len(found.group(1).split(", "))})
+            packages = pattern.match(text)
+            if packages:
+                self._enclosing_phase = phase
+                return _Change(phase, {"log.packages": len(packages.group(1).split(", "))})
         error = _ERROR.match(text)
         if error:
-            return _Step(current, {"error.type": "pip", "log.message": error.group(1)[:200]})
+            return _Change(current, {"error.type": "pip", "log.message": error.group(1)[:200]})
         if _DONE.match(text):
             installed = text.startswith("Successfully installed")
-            return _Step("" if installed else "resolve", {})
+            return _Change("" if installed else "resolve", {})
         if current == "download" and not _PROGRESS.match(text):
-            return _Step(self._within, {})
-        return _Step(None, {})
+            return _Change(self._enclosing_phase, {})
+        return _Change(None, {})
 
-    def _download(self, name: str, size: Optional[str], unit: Optional[str]) -> _Step:
+    def _read_download(self, name: str, size: Optional[str], unit: Optional[str]) -> _Change:
         if name.endswith(".metadata"):
-            return _Step("resolve", {})
+            return _Change("resolve", {})
         attributes: Dict[str, Any] = {"log.files": 1}
         if size and unit:
             attributes["bootseer.bytes"] = round(float(size) * _UNITS[unit])
-        return _Step("download", attributes)
+        return _Change("download", attributes)
 
-    def _task_step(self, name: str, started: bool, status: Optional[str]) -> _Step:
+    def _read_task(self, name: str, started: bool, status: Optional[str]) -> _Change:
         if self._task_depth:
-            # pip in a build environment writes the same messages, its parent repeats them.
+            # pip in a build environment writes the same messages, and its parent repeats them.
             if name == self._task:
                 self._task_depth += 1 if started else -1
             if self._task_depth:
-                return _Step(None, {})
-            failed = {} if status == "done" else {"error.type": f"build {status}"}
-            return _Step(self._within, failed)
+                return _Change(None, {})
+            error = {} if status == "done" else {"error.type": f"build {status}"}
+            return _Change(self._enclosing_phase, error)
         if started:
             self._task, self._task_depth = name, 1
-            return _Step("build", {})
-        return _Step(None, {})
+            return _Change("build", {})
+        return _Change(None, {})
 
 
 def sub_phases(path: str) -> List[SubPhase]:
-    """Sub-phases of one pip run from its log file; a torn or foreign file gives what it can.
+    """Return the sub-phases of one pip run from its log file.
 
-    Times follow each other without overlap: downloads in the midst of resolving split it. Sizes
-    in `bootseer.bytes` are as rounded as pip writes them. Raises OSError for an unreadable file.
+    A truncated or foreign file gives those that can be read. Sub-phases do not overlap: a download
+    during resolving splits it. Sizes in `bootseer.bytes` are as rounded as pip writes them. Raises
+    OSError for an unreadable file.
     """
     with open(path, "rb") as stream:
         data = stream.read(LOG_MAX_BYTES)
@@ -119,74 +121,75 @@ def sub_phases(path: str) -> List[SubPhase]:
 
 
 def parse_log(lines: Iterable[str]) -> List[SubPhase]:
-    """As `sub_phases`, from the file's lines."""
-    reader = _Reader()
-    out: List[SubPhase] = []
-    current, begin, attributes = "resolve", "", {}  # type: str, str, Dict[str, Any]
-    last = ""
-    for stamp, text in _stamped(lines):
-        begin = begin or stamp
-        step = reader.step(text, current)
-        if step.phase is None or (step.phase == current and current != "download"):
-            _merge(attributes, step.attributes)
+    """Return the sub-phases of one pip run from the lines of its log, as `sub_phases` does."""
+    reader = _LogReader()
+    phases: List[SubPhase] = []
+    current, begin, last = "resolve", "", ""
+    attributes: Dict[str, Any] = {}
+    for timestamp, text in _split_timestamps(lines):
+        begin = begin or timestamp
+        change = reader.read_line(text, current)
+        if change.phase is None or (change.phase == current and current != "download"):
+            _merge_attributes(attributes, change.attributes)
         else:
-            following = dict(step.attributes)
-            if "error.type" in following:  # a failed task: said of what ends here
-                _merge(attributes, following)
-                following = {}
-            _close(out, current, begin, stamp, attributes)
-            current, begin, attributes = step.phase, stamp, following
-        last = stamp
-    _close(out, current, begin, last, attributes)
-    return out
+            next_attributes = dict(change.attributes)
+            if "error.type" in next_attributes:  # of a failed task: belongs to the phase that ends
+                _merge_attributes(attributes, next_attributes)
+                next_attributes = {}
+            _add_phase(phases, current, begin, timestamp, attributes)
+            current, begin, attributes = change.phase, timestamp, next_attributes
+        last = timestamp
+    _add_phase(phases, current, begin, last, attributes)
+    return phases
 
 
-def _stamped(lines: Iterable[str]) -> Iterator[Tuple[str, str]]:
+def _split_timestamps(lines: Iterable[str]) -> Iterator[Tuple[str, str]]:
+    """Yield (timestamp, text) of each line that has a timestamp."""
     for line in lines:
-        found = _STAMP.match(line)
-        if found:
-            yield found.group(1), found.group(2)
+        match = _TIMESTAMP.match(line)
+        if match:
+            yield match.group(1), match.group(2)
 
 
-def _merge(into: Dict[str, Any], more: Dict[str, Any]) -> None:
-    for key, value in more.items():
-        into[key] = into[key] + value if isinstance(value, int) and key in into else value
+def _merge_attributes(attributes: Dict[str, Any], more: Dict[str, Any]) -> None:
+    """Add `more` to `attributes`: numbers are summed, other values replaced."""
+    for name, value in more.items():
+        is_sum = isinstance(value, int) and name in attributes
+        attributes[name] = attributes[name] + value if is_sum else value
 
 
-def _close(
-    out: List[SubPhase], phase: str, begin: str, end: str, attributes: Dict[str, Any]
+def _add_phase(
+    phases: List[SubPhase], phase: str, begin: str, end: str, attributes: Dict[str, Any]
 ) -> None:
-    """Append a span, or lengthen the last one where it goes on in the same phase."""
-    times = [loglines.parse_time_ns(text, "iso", None, 0) for text in (begin, end)]
-    begin_ns, end_ns = times
+    """Append a sub-phase, or extend the last one where it continues the same phase."""
+    begin_ns, end_ns = (log_lines.parse_time_ns(text, "iso", None, 0) for text in (begin, end))
     if not phase or begin_ns is None or end_ns is None or (end_ns <= begin_ns and not attributes):
         return
-    end_ns = max(begin_ns, end_ns)  # the clock was set back meanwhile
+    end_ns = max(begin_ns, end_ns)  # the clock may have been set back
     name = PREFIX + phase
-    if out and out[-1][0] == name and out[-1][2] == begin_ns:
-        former = out.pop()
-        _merge(former[3], attributes)
-        out.append((name, former[1], end_ns, former[3]))
+    if phases and phases[-1][0] == name and phases[-1][2] == begin_ns:
+        _, former_begin_ns, _, former_attributes = phases.pop()
+        _merge_attributes(former_attributes, attributes)
+        phases.append((name, former_begin_ns, end_ns, former_attributes))
     else:
-        out.append((name, begin_ns, end_ns, {"bootseer.source": "pip", **attributes}))
+        phases.append((name, begin_ns, end_ns, {"bootseer.source": "pip", **attributes}))
 
 
 def uv_sub_phases(text: str, end_ns: int) -> List[SubPhase]:
-    """Sub-phases from uv's output (also `-v`), which states durations but no times.
+    """Return sub-phases from uv's output (also `-v`), which states durations but no times.
 
-    uv's stages follow each other, so they are laid end to end before `end_ns`, the end of the
-    command. Preparing is downloading and building in one; it is given as download.
+    uv's stages follow each other, so they are placed end to end before `end_ns`, the end of the
+    command in Unix nanoseconds. Preparing downloads and builds in one; it is given as download.
     """
-    found: List[Tuple[str, int, int]] = []
-    pattern: Pattern[str] = _UV_LINE
+    stages: List[Tuple[str, int, int]] = []
     for line in text.splitlines():
-        match = pattern.match(loglines.clean(line.encode("utf-8", "replace")).strip())
-        duration_ns = loglines.parse_duration_ns(match.group(3)) if match else None
+        match = _UV_LINE.match(log_lines.clean(line.encode("utf-8", "replace")).strip())
+        duration_ns = log_lines.parse_duration_ns(match.group(3)) if match else None
         if match and duration_ns is not None:
-            found.append((_UV_PHASES[match.group(1)], int(match.group(2)), duration_ns))
-    out: List[SubPhase] = []
-    for phase, packages, duration_ns in reversed(found):
+            stages.append((_UV_PHASES[match.group(1)], int(match.group(2)), duration_ns))
+    phases: List[SubPhase] = []
+    for phase, packages, duration_ns in reversed(stages):
         attributes = {"bootseer.source": "uv", "log.packages": packages}
-        out.append((PREFIX + phase, end_ns - duration_ns, end_ns, attributes))
+        phases.append((PREFIX + phase, end_ns - duration_ns, end_ns, attributes))
         end_ns -= duration_ns
-    return out[::-1]
+    return phases[::-1]

@@ -1,1 +1,1 @@
-"""Starts over many jobs, kept as Parquet."""
+"""Records of many jobs' starts, kept as Parquet, and the report over them."""

@@ -1,4 +1,4 @@
-"""Records of the history: what is kept of one start, and what is said about many.
+"""The history's record of one start, and its report over many.
 
 Times are seconds as float, instants are nanoseconds of the Unix epoch. None always means "not
 observed"; it is never written as 0.
@@ -26,7 +26,7 @@ GPU_CLASSES: tuple[tuple[float, str], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePhase:
-    """Own work (waiting excluded) of one node in one phase; the largest over its ranks."""
+    """Own work (waiting excluded) of one node in one phase: the median over its processes."""
 
     node: str
     phase: str
@@ -48,8 +48,8 @@ class StartRecord:
     `begin_unix_nano` is the first event; `held_unix_nano` the moment from which GPUs were held;
     `start_s` the time from the first event to the last rank's first step; `held_start_s` the
     part of it during which GPUs were held; `job_s` the time from the first event to the job's
-    end. `places` identify where the processes ran, to tell a restart in place from a move.
-    `event_count` decides between two records of the same trace: the one that saw more is kept.
+    end. `places` identify where the processes ran, to distinguish a restart in place from a move.
+    `event_count` decides between two records of the same trace: the one of more events is kept.
     """
 
     trace_id: str
@@ -71,7 +71,7 @@ class StartRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that was left out, with the file and the reason."""
+    """A file of the history that was left out, and the reason."""
 
     path: str
     reason: str
@@ -79,7 +79,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """Order statistics of a set of seconds (or ratios); `count` values went in."""
+    """Order statistics of `count` values, which are seconds or ratios."""
 
     count: int
     min: float
@@ -93,9 +93,9 @@ class GpuTime:
     """GPU-seconds over all starts whose end and GPU count were observed.
 
     `share` = starting / total. `effective_ratio` = training / wall, where wall also counts
-    queueing and the gaps between the starts of a job, weighted by GPUs (jobs alike where no
-    job names its GPUs); progress lost in a crash is not visible
-    in events, so the true ratio may be lower.
+    queueing and the gaps between the starts of a job, weighted by GPUs (all jobs equally where no
+    job's GPU count is known); progress lost in a crash is not visible in events, so the true ratio
+    may be lower.
     """
 
     starts: int
@@ -164,12 +164,12 @@ class ClassPhase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlowNode:
-    """A node among the slowest of its starts more often than chance explains.
+    """A node that is among the slowest of its starts more often than chance explains.
 
-    `slow` of `starts` starts had it among the slowest sixteenth (at least one node);
+    In `slow` of its `starts` starts it was among the slowest sixteenth (at least one node);
     `expected` is the mean of that count under chance; `p` is corrected for all nodes tested;
     `excess_s` and `ratio` compare it with the median node (medians over its starts); `phase`
-    is where most of the excess arose.
+    is the one in which most of the excess arose.
     """
 
     node: str
@@ -184,7 +184,7 @@ class SlowNode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HistoryReport:
-    """What `bootseer history report` says about many starts."""
+    """The report of `bootseer history report` over many starts."""
 
     jobs: int
     starts: int
@@ -201,5 +201,5 @@ class HistoryReport:
     problems: tuple[Problem, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The document described by `history.schema.json`."""
+        """Return the document that `history.schema.json` describes."""
         return {"version": REPORT_VERSION, **dataclasses.asdict(self)}

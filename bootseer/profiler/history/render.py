@@ -1,4 +1,4 @@
-"""The history's report for people at a terminal."""
+"""Prints the history's report to a terminal."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ NOT_OBSERVED = "not observed"
 
 
 def render(report: HistoryReport, console: Console) -> None:
-    """Print the report; figures that could not be known read "not observed"."""
+    """Print the report; figures that were not observed are shown as "not observed"."""
     page = Page(console)
     if not report.starts:
         page.line("The history is empty; add starts with: bootseer history add PATH", "bold")
-        _problems(report, page)
+        _print_problems(report, page)
         return
-    _verdict(report, page)
-    _kinds(report, page)
-    _classes(report, page)
-    _jobs(report, page)
-    _slow_nodes(report, page)
-    _problems(report, page)
+    _print_verdict(report, page)
+    _print_kinds(report, page)
+    _print_classes(report, page)
+    _print_jobs(report, page)
+    _print_slow_nodes(report, page)
+    _print_problems(report, page)
 
 
-def _verdict(report: HistoryReport, page: Page) -> None:
+def _print_verdict(report: HistoryReport, page: Page) -> None:
     starts, jobs = words.count(report.starts, "start"), words.count(report.jobs, "job")
-    since = ""
+    period = ""
     if report.from_unix_nano is not None and report.to_unix_nano is not None:
-        days = [words.when(t / 1e9)[:10] for t in (report.from_unix_nano, report.to_unix_nano)]
-        since = f", {days[0]}" + (f" to {days[1]}" if days[0] != days[1] else "")
-    page.line(f"{starts} of {jobs}{since}.", "bold")
+        days = [words.utc_time(t / 1e9)[:10] for t in (report.from_unix_nano, report.to_unix_nano)]
+        period = f", {days[0]}" + (f" to {days[1]}" if days[0] != days[1] else "")
+    page.line(f"{starts} of {jobs}{period}.", "bold")
     gpu = report.gpu_time
     if gpu.share is None:
         page.line(f"Share of GPU time spent starting: {NOT_OBSERVED}.", "bold")
     else:
-        held = (gpu.starting_gpu_s or 0.0) / 3600, (gpu.total_gpu_s or 0.0) / 3600
+        starting_hours = _format_gpu_hours(gpu.starting_gpu_s or 0.0)
+        total_hours = _format_gpu_hours(gpu.total_gpu_s or 0.0)
         page.line(
             f"Share of GPU time spent starting: {words.percent(gpu.share)} "
-            f"({words.gpu_hours(held[0])} of {words.gpu_hours(held[1])} GPU-hours).",
+            f"({starting_hours} of {total_hours} GPU-hours).",
             "bold",
         )
-    effective = gpu.effective_ratio
-    shown = NOT_OBSERVED if effective is None else words.percent(effective)
-    page.line(f"Effective training time ratio: {shown}.", "bold")
+    ratio = gpu.effective_ratio
+    ratio_text = NOT_OBSERVED if ratio is None else words.percent(ratio)
+    page.line(f"Effective training time ratio: {ratio_text}.", "bold")
     if gpu.left_out:
         page.line(
             f"{words.count(gpu.left_out, 'start')} left out of the GPU time: first step, job end "
@@ -56,15 +57,15 @@ def _verdict(report: HistoryReport, page: Page) -> None:
         page.line(f"{words.count(report.unfinished, 'start')} never reached a first step.", "dim")
 
 
-def _median(spread: Spread | None) -> str:
+def _format_median(spread: Spread | None) -> str:
     return words.seconds(spread.median) if spread else "-"
 
 
-def _hours(gpu_s: float | None) -> str:
+def _format_gpu_hours(gpu_s: float | None) -> str:
     return words.gpu_hours(None if gpu_s is None else gpu_s / 3600)
 
 
-def _kinds(report: HistoryReport, page: Page) -> None:
+def _print_kinds(report: HistoryReport, page: Page) -> None:
     page.heading("Kinds of start")
     rows = []
     for row in report.kinds:
@@ -73,13 +74,11 @@ def _kinds(report: HistoryReport, page: Page) -> None:
             (
                 words.KIND_WORDS[row.kind],
                 f"{row.starts:,}",
-                _median(spread),
+                _format_median(spread),
                 words.seconds(spread.p90) if spread else "-",
                 words.seconds(spread.max) if spread else "-",
                 words.seconds(row.cumulated_s),
-                words.gpu_hours(
-                    None if row.cumulated_gpu_s is None else row.cumulated_gpu_s / 3600
-                ),
+                _format_gpu_hours(row.cumulated_gpu_s),
             )
         )
     page.table(("kind", "starts", "median", "p90", "max", "cumulated", "GPU-hours"), rows)
@@ -90,9 +89,9 @@ def _kinds(report: HistoryReport, page: Page) -> None:
         )
 
 
-def _classes(report: HistoryReport, page: Page) -> None:
-    known = [row for row in report.classes if row.starts]
-    if not known:
+def _print_classes(report: HistoryReport, page: Page) -> None:
+    classes = [row for row in report.classes if row.starts]
+    if not classes:
         page.heading(f"By number of GPUs: GPU counts {NOT_OBSERVED}")
         return
     page.heading("By number of GPUs: the job's start, and its nodes' own work in it")
@@ -100,31 +99,31 @@ def _classes(report: HistoryReport, page: Page) -> None:
         (
             row.name,
             f"{row.starts:,}",
-            _median(row.start_s),
+            _format_median(row.start_s),
             words.seconds(row.start_s.max) if row.start_s else "-",
-            _median(row.node_s),
-            _median(row.slowest_node_s),
+            _format_median(row.node_s),
+            _format_median(row.slowest_node_s),
             words.ratio(row.max_over_median.median) if row.max_over_median else "-",
             words.percent(row.node_share.median) if row.node_share else "-",
         )
-        for row in known
+        for row in classes
     ]
     columns = ("GPUs", "starts", "job p50", "job max", "node p50", "slowest", "max/med", "node/job")
     page.table(columns, rows)
-    for row in known:
-        page.note(_worst_phases(row))
+    for row in classes:
+        page.note(_describe_longest_phases(row))
 
 
-def _worst_phases(row: ClassRow) -> str:
-    shown = [
+def _describe_longest_phases(row: ClassRow) -> str:
+    phases = [
         f"{p.phase} {words.seconds(p.node_s.median)}"
         + (f" ({words.ratio(p.max_over_median.median)})" if p.max_over_median else "")
         for p in row.phases[:3]
     ]
-    return f"{row.name} GPUs, longest phases (max/median): {', '.join(shown) or NOT_OBSERVED}"
+    return f"{row.name} GPUs, longest phases (max/median): {', '.join(phases) or NOT_OBSERVED}"
 
 
-def _jobs(report: HistoryReport, page: Page) -> None:
+def _print_jobs(report: HistoryReport, page: Page) -> None:
     page.heading("Jobs that spent most on starting")
     rows = [
         (
@@ -133,7 +132,7 @@ def _jobs(report: HistoryReport, page: Page) -> None:
             f"{row.first}/{row.restart}/{row.restart_in_place}",
             "-" if row.gpu_count is None else f"{row.gpu_count:,}",
             words.seconds(row.cumulated_s),
-            _hours(row.cumulated_gpu_s),
+            _format_gpu_hours(row.cumulated_gpu_s),
             words.percent(row.effective_ratio),
         )
         for row in report.job_rows[:MAX_ROWS]
@@ -143,7 +142,7 @@ def _jobs(report: HistoryReport, page: Page) -> None:
     page.rest(MAX_ROWS, len(report.job_rows), "jobs")
 
 
-def _slow_nodes(report: HistoryReport, page: Page) -> None:
+def _print_slow_nodes(report: HistoryReport, page: Page) -> None:
     tested = words.count(report.nodes_tested, "node")
     if not report.slow_nodes:
         page.heading(f"Nodes slow again and again: none named ({tested} with 5 starts or more)")
@@ -166,7 +165,7 @@ def _slow_nodes(report: HistoryReport, page: Page) -> None:
     page.rest(2 * MAX_ROWS, len(report.slow_nodes), "nodes")
 
 
-def _problems(report: HistoryReport, page: Page) -> None:
+def _print_problems(report: HistoryReport, page: Page) -> None:
     if not report.problems:
         return
     page.heading(f"Files left out ({len(report.problems):,})")

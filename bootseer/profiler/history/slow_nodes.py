@@ -1,4 +1,4 @@
-"""Which nodes are slow again and again, and not by chance (pure).
+"""Nodes that are slow in start after start, beyond what chance explains (pure).
 
 The test. In a start with n nodes, k = max(1, n // 16) places are "slow". A node is slow in that
 start when at most k nodes, itself included, needed as long as it or longer. If nodes were alike
@@ -8,7 +8,7 @@ probabilities; its upper tail is the node's p-value, computed exactly. All nodes
 `MIN_STARTS` starts are tested and p is multiplied by their number (Bonferroni), so that with
 alike nodes the chance of naming even one node is below `ALPHA`.
 
-Only own work counts: time spent waiting for others makes nobody slow.
+Only own work counts: time spent waiting for others makes no node slow.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from bootseer.profiler.history.model import SlowNode, StartRecord
 MIN_STARTS = 5
 ALPHA = 0.01
 SLOW_SHARE = 16
+"""One of this many places of a start counts as slow, and always at least one."""
 
 
-def slow_places(nodes: int) -> int:
-    """How many of `nodes` places count as slow."""
+def count_slow_places(nodes: int) -> int:
+    """Return how many places of a start with `nodes` nodes count as slow."""
     return max(1, nodes // SLOW_SHARE)
 
 
-def slow_nodes_of(record: StartRecord) -> dict[str, bool]:
-    """For each node of one start, whether it was slow; ties beyond the places make none slow."""
+def flag_slow_nodes(record: StartRecord) -> dict[str, bool]:
+    """Return for each node of one start whether it was slow; ties beyond the places are not."""
     times = sorted((node.own_s for node in record.nodes), reverse=True)
-    places = slow_places(len(times))
+    places = count_slow_places(len(times))
     # As slow as the place after the last slow one = tied with it = not slow.
     bound = times[places] if places < len(times) else float("inf")
     return {node.node: node.own_s > bound for node in record.nodes}
 
 
 def upper_tail(probabilities: Sequence[float], count: int) -> float:
-    """P(at least `count` successes) of independent trials with these probabilities.
+    """Return P(at least `count` successes) of independent trials with these probabilities.
 
     The Poisson-binomial distribution by direct convolution; for equal probabilities the sum of
     C(n, i) p^i (1-p)^(n-i). Only non-negative terms are added, so tiny tails keep their digits.
@@ -58,65 +59,70 @@ def upper_tail(probabilities: Sequence[float], count: int) -> float:
 
 
 def find(records: Sequence[StartRecord]) -> tuple[tuple[SlowNode, ...], int]:
-    """Nodes slow beyond chance, most certain first, and how many nodes were tested."""
+    """Return the nodes slow beyond chance, most certain first, and how many nodes were tested."""
     trials: dict[str, list[float]] = defaultdict(list)
-    slow: dict[str, int] = defaultdict(int)
+    slow_counts: dict[str, int] = defaultdict(int)
     for record in records:
         if len(record.nodes) < 2:
             continue
-        probability = slow_places(len(record.nodes)) / len(record.nodes)
-        for node, is_slow in slow_nodes_of(record).items():
+        probability = count_slow_places(len(record.nodes)) / len(record.nodes)
+        for node, is_slow in flag_slow_nodes(record).items():
             trials[node].append(probability)
-            slow[node] += is_slow
-    tested = [node for node, each in trials.items() if len(each) >= MIN_STARTS]
-    named: list[tuple[str, float]] = []
+            slow_counts[node] += is_slow
+    tested = [node for node, probabilities in trials.items() if len(probabilities) >= MIN_STARTS]
+    p_values: dict[str, float] = {}
     for node in tested:
-        p = upper_tail(trials[node], slow[node]) * len(tested)
+        p = upper_tail(trials[node], slow_counts[node]) * len(tested)
         if p < ALPHA:
-            named.append((node, p))
-    effects = _effects(records, {node for node, _ in named})
+            p_values[node] = p
+    effects = _compute_effects(records, set(p_values))
     rows = [
-        SlowNode(node, len(trials[node]), slow[node], sum(trials[node]), p, *effects[node])
-        for node, p in named
+        SlowNode(node, len(trials[node]), slow_counts[node], sum(trials[node]), p, *effects[node])
+        for node, p in p_values.items()
     ]
     return tuple(sorted(rows, key=lambda row: (row.p, row.node))), len(tested)
 
 
-def _effects(
+def _compute_effects(
     records: Sequence[StartRecord], nodes: set[str]
 ) -> dict[str, tuple[float, float | None, str | None]]:
-    """For each node: median excess over the median node, median ratio to it, and main phase."""
-    excess: dict[str, list[float]] = defaultdict(list)
-    ratio: dict[str, list[float]] = defaultdict(list)
-    by_phase: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    """Return for each node its median excess over the median node, median ratio, and main phase."""
+    excesses_s: dict[str, list[float]] = defaultdict(list)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    phase_excesses_s: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for record in records:
-        if len(record.nodes) < 2 or not any(each.node in nodes for each in record.nodes):
+        if len(record.nodes) < 2 or not any(node.node in nodes for node in record.nodes):
             continue
-        median = statistics.median(each.own_s for each in record.nodes)
-        for each in record.nodes:
-            if each.node in nodes:
-                excess[each.node].append(each.own_s - median)
-                if median > 0:
-                    ratio[each.node].append(each.own_s / median)
-        for node, phase, over in _phase_excess(record, nodes):
-            by_phase[node][phase] += over
+        median_s = statistics.median(node.own_s for node in record.nodes)
+        for node in record.nodes:
+            if node.node in nodes:
+                excesses_s[node.node].append(node.own_s - median_s)
+                if median_s > 0:
+                    ratios[node.node].append(node.own_s / median_s)
+        for name, phase, excess_s in _compute_phase_excesses(record, nodes):
+            phase_excesses_s[name][phase] += excess_s
     return {
-        node: (
-            statistics.median(excess[node]),
-            statistics.median(ratio[node]) if ratio[node] else None,
-            max(by_phase[node].items(), key=lambda item: item[1])[0] if by_phase[node] else None,
+        name: (
+            statistics.median(excesses_s[name]),
+            statistics.median(ratios[name]) if ratios[name] else None,
+            _find_main_phase(phase_excesses_s[name]),
         )
-        for node in nodes
+        for name in nodes
     }
 
 
-def _phase_excess(record: StartRecord, nodes: set[str]) -> list[tuple[str, str, float]]:
+def _find_main_phase(excesses_s: dict[str, float]) -> str | None:
+    return max(excesses_s.items(), key=lambda item: item[1])[0] if excesses_s else None
+
+
+def _compute_phase_excesses(record: StartRecord, nodes: set[str]) -> list[tuple[str, str, float]]:
+    """Return (node, phase, seconds above the median node) of each of `nodes` in one start."""
     times: dict[str, list[float]] = defaultdict(list)
-    for each in record.node_phases:
-        times[each.phase].append(each.own_s)
+    for node_phase in record.node_phases:
+        times[node_phase.phase].append(node_phase.own_s)
     medians = {phase: statistics.median(values) for phase, values in times.items()}
     return [
-        (each.node, each.phase, each.own_s - medians[each.phase])
-        for each in record.node_phases
-        if each.node in nodes
+        (node_phase.node, node_phase.phase, node_phase.own_s - medians[node_phase.phase])
+        for node_phase in record.node_phases
+        if node_phase.node in nodes
     ]

@@ -1,9 +1,9 @@
 """The history's files: `<store>/history/<trace id>.parquet`, one start each, zstd-compressed.
 
-Terms: a *record* is one start (`history_model.StartRecord`), one row of one file; its nested
-lists hold nodes and node x phase times. Files appear whole or not at all (temporary name, fsync,
-rename, fsync of the directory) under an exclusive lock of the directory, so any number of
-processes may add at once, and a temporary file met under the lock belongs to a dead one.
+Terms: a *record* is one start (`model.StartRecord`), one row of one file; its nested lists hold
+nodes and node x phase times. Files appear whole or not at all (temporary name, fsync, rename, fsync
+of the directory) under an exclusive lock of the directory, so any number of processes may add at
+once, and a temporary file seen under the lock was left by a process that died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIX = ".parquet"
-_TEMPORARY = ".tmp-"
+_TEMPORARY_PREFIX = ".tmp-"
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 _REQUIRED = {
@@ -46,7 +46,7 @@ _REQUIRED = {
 }
 _OPTIONAL_NUMBERS = ("attempt", "start_s", "held_start_s", "job_s", "gpu_count")
 
-Added = Literal["added", "extended", "unchanged"]
+AddResult = Literal["added", "extended", "unchanged"]
 
 
 class NewerRecordError(NotSupportedError):
@@ -54,19 +54,19 @@ class NewerRecordError(NotSupportedError):
 
 
 def directory_of(store: str) -> str:
-    """Where a store keeps its history."""
+    """Return the directory in which a store keeps its history."""
     return os.path.join(store, "history")
 
 
-def add(store: str, record: StartRecord) -> Added:
-    """Keep one start; adding the same again changes nothing.
+def add(store: str, record: StartRecord) -> AddResult:
+    """Keep one start; adding the same record again changes nothing.
 
-    A record of a trace that is there already replaces it only if it saw more events ("extended":
-    the job went on since). Raises NotSupportedError without pyarrow, and the mapped
+    A record replaces an existing one of the same trace only if it has more events ("extended":
+    the job has continued since). Raises NotSupportedError without pyarrow, and the mapped
     operating-system errors (no space, access denied). A record that a newer bootseer wrote stays
     as it is: NewerRecordError.
     """
-    data = _encode(record)
+    data = _encode_record(record)
     directory = directory_of(store)
     try:
         os.makedirs(directory, exist_ok=True)
@@ -77,13 +77,14 @@ def add(store: str, record: StartRecord) -> Added:
 
 
 def read_all(store: str) -> tuple[list[StartRecord], list[Problem]]:
-    """Every readable record, ordered by time, and the files that had to be left out.
+    """Return every readable record, ordered by time, and the files that were left out.
 
-    A store without a history reads as empty.
+    A store without a history reads as empty. Raises NotSupportedError without pyarrow, and the
+    mapped operating-system errors of the directory.
     """
     directory = directory_of(store)
     try:
-        names = sorted(n for n in os.listdir(directory) if _is_record(n))
+        names = sorted(name for name in os.listdir(directory) if _is_record_name(name))
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -93,7 +94,7 @@ def read_all(store: str) -> tuple[list[StartRecord], list[Problem]]:
     for name in names:
         path = os.path.join(directory, name)
         try:
-            records.append(_decode(path))
+            records.append(_read_record(path))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -104,43 +105,44 @@ def read_all(store: str) -> tuple[list[StartRecord], list[Problem]]:
     return records, problems
 
 
-def _is_record(name: str) -> bool:
+def _is_record_name(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.startswith(".")
 
 
-def _file_name(trace_id: str) -> str:
-    """A name that cannot leave the directory, whatever an event file claimed."""
+def _make_file_name(trace_id: str) -> str:
+    """Return a name that cannot lead out of the directory, whatever an event file claimed."""
     if _TRACE_ID.fullmatch(trace_id):
         return trace_id + SUFFIX
     return "x" + hashlib.sha256(trace_id.encode("utf-8", "surrogatepass")).hexdigest() + SUFFIX
 
 
-def _publish(directory: str, record: StartRecord, data: bytes) -> Added:
+def _publish(directory: str, record: StartRecord, data: bytes) -> AddResult:
+    """Write a record's file; the directory is locked."""
     for name in os.listdir(directory):
-        if name.startswith(_TEMPORARY):
+        if name.startswith(_TEMPORARY_PREFIX):
             os.unlink(os.path.join(directory, name))
-    path = os.path.join(directory, _file_name(record.trace_id))
-    result: Added = "added"
+    path = os.path.join(directory, _make_file_name(record.trace_id))
+    result: AddResult = "added"
     if os.path.lexists(path):
-        known = _known_events(path)
-        if known is not None and known >= record.event_count:
+        event_count = _read_event_count(path)
+        if event_count is not None and event_count >= record.event_count:
             return "unchanged"
         result = "extended"
-    replace_file(path, data, prefix=_TEMPORARY)
+    replace_file(path, data, prefix=_TEMPORARY_PREFIX)
     return result
 
 
-def _known_events(path: str) -> int | None:
-    """Events behind a file that is there; None = damaged, to be replaced."""
+def _read_event_count(path: str) -> int | None:
+    """Return the number of events behind an existing file; None for a damaged one."""
     try:
-        return _decode(path).event_count
+        return _read_record(path).event_count
     except NewerRecordError as error:
         raise NewerRecordError(f"{path}: {error}") from error
     except (CorruptDataError, OSError):
         return None
 
 
-def _pyarrow() -> Any:
+def _import_pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -152,7 +154,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _schema(pa: Any) -> pa.Schema:
+def _build_schema(pa: Any) -> pa.Schema:
     node = pa.struct([("node", pa.string()), ("own_s", pa.float64())])
     node_phase = pa.struct([("node", pa.string()), ("phase", pa.string()), ("own_s", pa.float64())])
     return pa.schema(
@@ -177,24 +179,24 @@ def _schema(pa: Any) -> pa.Schema:
     )
 
 
-def _encode(record: StartRecord) -> bytes:
-    pa = _pyarrow()
-    # Names from elsewhere may have lone surrogates, which UTF-8 cannot hold: `?`.
-    told = json.dumps(dataclasses.asdict(record), ensure_ascii=False).encode("utf-8", "replace")
-    row = {"v": FORMAT_VERSION, **json.loads(told)}
-    table = pa.Table.from_pylist([row], schema=_schema(pa))
+def _encode_record(record: StartRecord) -> bytes:
+    pa = _import_pyarrow()
+    # Names in foreign events may have lone surrogates, which UTF-8 cannot encode: `?`.
+    text = json.dumps(dataclasses.asdict(record), ensure_ascii=False).encode("utf-8", "replace")
+    row = {"v": FORMAT_VERSION, **json.loads(text)}
+    table = pa.Table.from_pylist([row], schema=_build_schema(pa))
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd")
     return cast(bytes, sink.getvalue().to_pybytes())
 
 
-def _decode(path: str) -> StartRecord:
+def _read_record(path: str) -> StartRecord:
     """Read one file; raise CorruptDataError with the reason if it is no record of ours."""
-    pa = _pyarrow()
+    pa = _import_pyarrow()
     with open(path, "rb", opener=opener) as file:
         data = file.read()
     try:
-        # No threads: one row needs none, and a pool still busy when the interpreter ends has
+        # No threads: one row needs none, and a pool still busy when the interpreter exits has
         # been seen to abort the process.
         reader = pa.parquet.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         rows = reader.read(use_threads=False).to_pylist()
@@ -203,10 +205,10 @@ def _decode(path: str) -> StartRecord:
         raise CorruptDataError(f"not a readable Parquet file: {first_line}") from error
     if len(rows) != 1:
         raise CorruptDataError(f"expected one row, found {len(rows)}")
-    return _record(rows[0])
+    return _build_record(rows[0])
 
 
-def _record(row: dict[str, Any]) -> StartRecord:
+def _build_record(row: dict[str, Any]) -> StartRecord:
     version = row.pop("v", None)
     if version != FORMAT_VERSION:
         is_newer = isinstance(version, int) and version > FORMAT_VERSION
@@ -216,7 +218,7 @@ def _record(row: dict[str, Any]) -> StartRecord:
     try:
         kind = row.pop("declared_kind")
         nodes = tuple(NodeTime(**node) for node in row.pop("nodes"))
-        node_phases = tuple(NodePhase(**each) for each in row.pop("node_phases"))
+        node_phases = tuple(NodePhase(**node_phase) for node_phase in row.pop("node_phases"))
         places = tuple(row.pop("places"))
         for name, kind_of in _REQUIRED.items():
             if not isinstance(row[name], kind_of):

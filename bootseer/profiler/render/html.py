@@ -1,8 +1,8 @@
 """The report as one self-contained HTML page: no network, strict content policy, both themes.
 
-The page allows exactly its own inline style and script (by hash) and nothing else. Everything
-that came from events goes through `html_build`, which escapes unless told otherwise; the script
-builds its rows from a JSON data block with textContent only.
+The page allows exactly its own inline style and script (by hash) and nothing else. All text from
+events goes through `html_build`, which escapes it; the script builds its rows from a JSON data
+block with textContent only.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def render(report: Report) -> str:
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-# Waiting is told apart by its hatch, not by its colour alone.
+# Waiting is distinguished by its hatch, not by its colour alone.
 _PATTERNS = """<svg class="defs" width="0" height="0" aria-hidden="true" focusable="false"><defs>\
 <pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" \
 patternTransform="rotate(45)"><rect width="6" height="6" class="hatch-ground"/>\
@@ -119,18 +119,18 @@ def _navigation(contents: Mapping[str, Markup]) -> Markup:
 
 
 def _sections(report: Report) -> dict[str, Markup]:
-    """Markup by name, in order; those with nothing to show are a line each of the last one."""
-    out: dict[str, Markup] = {}
+    """Markup by name, in order; the last section lists those with nothing to show, a line each."""
+    sections: dict[str, Markup] = {}
     empty: list[Markup] = []
     for name, title, build in SECTIONS:
         content = build(report)
         if isinstance(content, Nothing):
             empty.append(tag("div", tag("dt", title), tag("dd", content.sentence), id=name))
         else:
-            out[name] = _section(name, title, content)
+            sections[name] = _section(name, title, content)
     if empty:
-        out[EMPTY] = _section(EMPTY, EMPTY_TITLE, tag("dl", empty, class_="facts"))
-    return out
+        sections[EMPTY] = _section(EMPTY, EMPTY_TITLE, tag("dl", empty, class_="facts"))
+    return sections
 
 
 def _section(name: str, title: str, content: Markup) -> Markup:

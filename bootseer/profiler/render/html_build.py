@@ -1,4 +1,4 @@
-"""Building HTML that is escaped unless said otherwise (pure)."""
+"""Elements of HTML; all text is escaped unless it is marked as HTML already (pure)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from html import escape
 from bootseer.profiler.render.wording import GAP, printable
 
 MAX_ROWS = 25
-"""Longest list shown; what is left out is counted and stands in the JSON report."""
+"""Longest list shown; entries left out are counted, and are in the JSON report."""
 
 SHORT_NAME, LONG_NAME = 24, 40
 
 
 class Markup(str):
-    """Text that is HTML already; everything else is escaped when it becomes a child."""
+    """Text that is HTML already; any other text is escaped when it becomes a child."""
 
     __slots__ = ()
 
@@ -119,7 +119,7 @@ def bar(begin: float, end: float, kind: str, *, y: int = 3, height: int = 16) ->
 
 
 def drawing(*children: Child, height: int = 22, class_: str = "track") -> Markup:
-    """A decorative SVG as wide as its place; the cells beside it say the same in words."""
+    """A decorative SVG as wide as its container; the cells next to it say the same in words."""
     return tag(
         "svg",
         *children,
@@ -137,13 +137,12 @@ def table(
     rows: Iterable[Sequence[Child]],
     *,
     class_: str = "",
-    label: str | None = None,
     header: Iterable[Child] | None = None,
 ) -> Markup:
     """A table in a region that scrolls by itself and takes the keyboard's focus.
 
     A column is (title, class), class `n` for figures, `g` for drawings; the first cell of a row
-    is its header.
+    is its header. `header` replaces the cells that are made of the columns' titles.
     """
     if header is None:
         header = (tag("th", title, scope="col", class_=css or None) for title, css in columns)
@@ -168,17 +167,17 @@ def table(
         class_="scroll",
         role="region",
         tabindex=0,
-        aria_label=label or caption,
+        aria_label=caption,
     )
 
 
-def hidden(value: str) -> Markup:
-    """Words for screen readers only."""
+def screen_reader_text(value: str) -> Markup:
+    """Text for screen readers only."""
     return tag("span", value, class_="sr")
 
 
 def rest(total: int, what: str = "rows") -> Markup | None:
-    """Says what a capped list left out."""
+    """How many entries a capped list of `total` left out; None where it has all."""
     if total <= MAX_ROWS:
         return None
     return tag("p", f"{total - MAX_ROWS:,} more {what} are in the JSON report.", class_="hint")

@@ -24,13 +24,13 @@ STRAGGLER_MARK = "at least 1.5 times its phase's median and at least 2 s above i
 
 
 def stragglers(report: Report) -> Markup | Nothing:
-    """Who was slow, in which phase."""
-    within = sum(phase.within_noise for phase in report.phases)
+    """Which nodes and ranks were slow, in which phase."""
+    within_noise = sum(phase.within_noise for phase in report.phases)
     noise = ""
-    if within:
+    if within_noise:
         noise = (
-            f"{words.count(within, 'time')} a process passed this mark by no more than its phase's "
-            "own spread explains; these are not named."
+            f"{words.count(within_noise, 'time')} a process passed this mark by no more than its "
+            "phase's own spread explains; these are not named."
         )
     if not report.stragglers:
         return Nothing(f"None: nobody's own work was {STRAGGLER_MARK}. {noise}".rstrip())
@@ -82,7 +82,7 @@ def gpu_hours(report: Report) -> Markup | Nothing:
     for kind, _, value in parts:
         drawn.append(bar(at, at + value / hours.total, kind, y=0, height=24))
         at += value / hours.total
-    said = ", ".join(
+    listed = ", ".join(
         f"{name} {words.gpu_hours(value)} ({words.percent(value / hours.total)})"
         for _, name, value in parts
     )
@@ -106,7 +106,7 @@ def gpu_hours(report: Report) -> Markup | Nothing:
     return join(
         (
             tag("p", tag("strong", words.gpu_hours(hours.total)), " GPU-hours on ",
-                words.count(hours.gpus, "GPU"), " before the first step: ", said, ".", assumed),
+                words.count(hours.gpus, "GPU"), " before the first step: ", listed, ".", assumed),
             drawing(drawn, height=24, class_="stack"),
             legend(),
             table("GPU-hours by phase", columns, rows) if rows else None,
@@ -115,7 +115,7 @@ def gpu_hours(report: Report) -> Markup | Nothing:
 
 
 def what_if(report: Report) -> Markup | Nothing:
-    """How the start would have gone otherwise, computed through the barriers."""
+    """What single changes would have saved, computed through the barriers."""
     ordered = [w for w in sorted(report.what_if, key=lambda w: -w.saved_s) if w.saved_s > 0]
     if not ordered:
         return Nothing("No single change would have shortened this start.")

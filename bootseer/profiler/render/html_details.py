@@ -21,7 +21,7 @@ from bootseer.profiler.report.model import NAMED_NODES, Incident, Note, Report
 
 
 def comparison(report: Report) -> Markup | Nothing:
-    """Before against after; refuses to claim with too few starts."""
+    """Before against after; without a claim where there are too few starts."""
     both = report.comparison
     if both is None:
         return Nothing(
@@ -45,7 +45,7 @@ def _comparison_table(both: Comparison) -> Markup:
     speedups = {each.phase: each.speedup for each in both.phase_speedups}
     names = list(dict.fromkeys([*both.baseline.phases, *both.candidate.phases]))
     pairs: list[tuple[str, Spread | None, Spread | None, float | None]] = [
-        ("Whole start", _whole(both.baseline), _whole(both.candidate), both.speedup)
+        ("Whole start", _whole_start(both.baseline), _whole_start(both.candidate), both.speedup)
     ]
     pairs += [
         (n, both.baseline.phases.get(n), both.candidate.phases.get(n), speedups.get(n))
@@ -74,11 +74,12 @@ def _comparison_table(both: Comparison) -> Markup:
         f"Medians, least to greatest, of {words.count(both.baseline.starts, 'start')} before and "
         f"{words.count(both.candidate.starts, 'start')} after"
     )
-    told = both.phase_speedups and both.speedup is not None
-    return join((table(caption, columns, rows), tag("p", words.PHASE_FACTORS) if told else None))
+    has_factors = both.phase_speedups and both.speedup is not None
+    explanation = tag("p", words.PHASE_FACTORS) if has_factors else None
+    return join((table(caption, columns, rows), explanation))
 
 
-def _whole(side: Side) -> Spread | None:
+def _whole_start(side: Side) -> Spread | None:
     if side.median is None or side.min is None or side.max is None:
         return None
     return Spread(side.starts, side.median, side.min, side.max)
@@ -132,7 +133,7 @@ def clocks(report: Report) -> Markup | Nothing:
 
 
 def not_observed(report: Report) -> Markup | Nothing:
-    """Phases that nobody saw: unknown, not zero."""
+    """Standard phases that were not observed: their length is unknown, not zero."""
     if not report.not_observed:
         return Nothing("Every standard phase was observed.")
     return join(
@@ -254,7 +255,7 @@ def starts(report: Report) -> Markup:
         (
             tag("code", s.trace_id[:12]),
             words.kind_word(s) + ("" if s.trace_id != report.start.trace_id else " (shown here)"),
-            words.when(s.began_unix_s),
+            words.utc_time(s.began_unix_s),
             f"{s.nodes:,}",
             "-" if s.gpus is None else f"{s.gpus:,}",
             drawing(

@@ -1,7 +1,7 @@
 """The node x phase heat map of the HTML report: its data block and its first rows (pure).
 
 The script draws an overview of all nodes and fills, sorts and filters the table from the data
-block; the rows made here are what a reader without scripts sees.
+block; a browser without scripts shows the rows made here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bootseer.profiler.render import wording as words
-from bootseer.profiler.render.html_build import Child, Markup, Nothing, hidden, join, name, tag
+from bootseer.profiler.render.html_build import (
+    Child,
+    Markup,
+    Nothing,
+    join,
+    name,
+    screen_reader_text,
+    tag,
+)
 from bootseer.profiler.report.model import Report
 
 PAGE_ROWS = 25
 
 
 def data(report: Report) -> dict[str, object]:
-    """What the script needs: names, seconds by node and phase, stragglers by index."""
+    """The script's data block: names, seconds by node and phase, stragglers by index."""
     heat = report.heat_map
     index = {name: i for i, name in enumerate(heat.nodes)}
     column = {name: j for j, name in enumerate(heat.phases)}
@@ -51,7 +59,7 @@ def _round(value: float | None) -> float | int | None:
 
 
 def section(report: Report) -> Markup | Nothing:
-    """Controls, overview, table and the place where a chosen node is described."""
+    """Controls, overview, table, and a paragraph for the description of a chosen node."""
     heat = report.heat_map
     if not heat.nodes or not heat.phases:
         return Nothing("No node had a phase.")
@@ -167,7 +175,7 @@ def _rows(report: Report, medians: Sequence[float | int | None]) -> list[Markup]
         for j, phase in enumerate(heat.phases):
             mark = None
             if (heat.nodes[i], phase) in slow:
-                mark = join((" \u25b2", hidden(" straggler")))
+                mark = join((" \u25b2", screen_reader_text(" straggler")))
             css = f"n h{words.shade(own[i][j], medians[j], whole_s)}"
             shown = words.seconds(own[i][j])
             cells.append(tag("td", shown, mark, class_=css, hidden=medians[j] is None))

@@ -13,10 +13,10 @@ from bootseer.profiler.render.html_build import (
     Nothing,
     bar,
     drawing,
-    hidden,
     join,
     legend,
     pct,
+    screen_reader_text,
     table,
     tag,
 )
@@ -30,18 +30,18 @@ def header(report: Report) -> Markup:
         "header",
         tag("p", "bootseer", class_="brand"),
         tag("p", "start report", class_="kind"),
-        tag("p", words.when(start.began_unix_s), class_="when"),
+        tag("p", words.utc_time(start.began_unix_s), class_="when"),
     )
 
 
 def verdict(report: Report) -> Markup:
     """The answer first: how long, along which path, what to fix."""
     start = report.start
-    said = summary_sentences.verdict(report)
+    summary = summary_sentences.verdict(report)
     title = "to the first step" if start.complete else f"observed, {words.missing_steps(start)}"
     advice = [
-        tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), _together(line))
-        for number, line in enumerate(said.advice)
+        tag("li", tag("strong", "Fix first: " if number == 0 else "Then: "), _join_units(line))
+        for number, line in enumerate(summary.advice)
     ]
     emulated = "; ".join(report.emulated)
     return tag(
@@ -56,7 +56,7 @@ def verdict(report: Report) -> Markup:
         tag("p", _lead(report), class_="lead"),
         tag("p", tag("strong", "Emulated: "), emulated, class_="flag") if emulated else None,
         _ribbon(report),
-        tag("p", said.path, class_="path") if said.path else None,
+        tag("p", summary.path, class_="path") if summary.path else None,
         tag("ul", advice, class_="advice") if advice else None,
         _facts(report),
         id="verdict",
@@ -64,8 +64,8 @@ def verdict(report: Report) -> Markup:
     )
 
 
-def _together(sentence: str) -> str:
-    """Figures and their units stay on one line."""
+def _join_units(sentence: str) -> str:
+    """Keep figures and their units on one line, by no-break spaces."""
     return re.sub(r"(?<=\d) (?=(?:ms|s|min|h)\b)", "\u00a0", sentence)
 
 
@@ -114,7 +114,7 @@ def _ribbon(report: Report) -> Markup | None:
         begin, end = piece.begin_s / whole_s, piece.end_s / whole_s
         kind = "gap" if piece.gap else "wait" if piece.wait else "own"
         drawn.append(bar(begin, end, kind, y=0, height=30))
-        # A hair of ground between neighbours keeps pieces of the same look apart.
+        # A line in the background's colour separates neighbours that look the same.
         drawn.append(tag("rect", x=pct(end), y=0, width=1, height=30, class_="cut"))
         if end - begin >= 0.1 and kind == "own":
             label = tag("text", piece.phase, x=8, y=20)
@@ -123,7 +123,7 @@ def _ribbon(report: Report) -> Markup | None:
 
 
 def timeline(report: Report) -> Markup | Nothing:
-    """Phases over time: their extent over all nodes, and where the critical path ran in them."""
+    """Phases over time: their extent over all nodes, and the critical path within them."""
     pieces = summary_sentences.path_pieces(report)
     whole_s = max(
         report.start.duration_s,
@@ -134,7 +134,7 @@ def timeline(report: Report) -> Markup | Nothing:
         return Nothing("Nothing with a duration was observed.")
     extents = {p.name: p for p in report.phases if p.parent is None}
     on_path = list(dict.fromkeys(p.phase for p in pieces))
-    names = sorted({*extents, *on_path}, key=lambda n: _first(n, extents, pieces))
+    names = sorted({*extents, *on_path}, key=lambda n: _order_of_row(n, extents, pieces))
     lines = [
         tag("line", x1=pct(b.exit_s / whole_s), x2=pct(b.exit_s / whole_s), y1=0, y2="100%",
             class_="barrier")
@@ -148,7 +148,8 @@ def timeline(report: Report) -> Markup | Nothing:
     ]  # fmt: skip
     columns = (("Phase", ""), ("When", "g"), ("Own", "n"), ("Waiting", "n"), ("On node", "wide"))
     heads: list[Child] = [tag("th", "Phase", scope="col")]
-    heads.append(tag("th", hidden("When"), drawing(axis, class_="axis"), scope="col", class_="g"))
+    axis_head = (screen_reader_text("When"), drawing(axis, class_="axis"))
+    heads.append(tag("th", *axis_head, scope="col", class_="g"))
     heads += [tag("th", t, scope="col", class_=c) for t, c in columns[2:]]
     return join(
         (
@@ -165,9 +166,10 @@ def timeline(report: Report) -> Markup | Nothing:
     )
 
 
-def _first(
+def _order_of_row(
     name: str, extents: dict[str, PhaseStats], pieces: tuple[summary_sentences.PathPiece, ...]
 ) -> tuple[float, str]:
+    """The sort key of a phase's row: by its first begin, time that is not described last."""
     if name == words.GAP:
         return float("inf"), name
     begins = [p.begin_s for p in pieces if p.phase == name]
@@ -239,7 +241,7 @@ def phases(report: Report) -> Markup | Nothing:
         ("Max", "n"), ("Max/median", "n"), ("Waiting p50", "n"), ("Waiting max", "n"),
         ("Nodes", "n"), ("Bytes", "n"), ("Notes", "keep"),
     )  # fmt: skip
-    # A column in which nobody has a figure only costs room.
+    # A column without any figure is left out.
     kept = [j for j in range(len(columns)) if any(row[j] != "-" for row in rows)]
     return table(
         "Own work by phase, over processes",
@@ -272,7 +274,7 @@ def _phase_row(phase: PhaseStats, longest_s: float) -> tuple[Child, ...]:
     name: Child = phase.name
     if phase.parent:
         own_name = phase.name.removeprefix(phase.parent + ".")
-        name = tag("span", hidden(f"{phase.parent}, "), own_name, class_="sub")
+        name = tag("span", screen_reader_text(f"{phase.parent}, "), own_name, class_="sub")
     return (
         name,
         drawing(drawn),

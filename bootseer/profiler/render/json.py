@@ -16,6 +16,6 @@ def render(report: Report, *, indent: int | None = None) -> str:
 def schema() -> Json:
     """The JSON Schema (2020-12) that every report document matches."""
     text = (resources.files("bootseer.profiler.report") / "report.schema.json").read_text("utf-8")
-    found = json.loads(text)
-    assert isinstance(found, dict)
-    return found
+    document = json.loads(text)
+    assert isinstance(document, dict)
+    return document

@@ -2,8 +2,8 @@
 
 Format: `ExportTraceServiceRequest` of opentelemetry-proto 1.x in OTLP's JSON encoding: ids in
 hexadecimal, 64-bit integers as strings, enumerations as numbers. Times are corrected for skew.
-Points become spans of no length; a begin without an end, which OTLP cannot say, becomes a span
-up to its process's last event with status error and `bootseer.killed`.
+Points become spans of no length. A begin without an end, which OTLP cannot express, becomes a span
+up to its process's last event, with status error and `bootseer.killed`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import bootseer
 from bootseer.profiler.report.analysis import Prepared
 from bootseer.profiler.report.lanes import shifts_of
+from bootseer.profiler.report.load.columns import extent_of
 from bootseer.profiler.report.load.spans import Identity, Source, Span
 from bootseer.profiler.report.model import Json
 
@@ -29,14 +30,14 @@ def render(prepared: Prepared) -> str:
     for source, shift in zip(
         prepared.start.sources, shifts_of(prepared.start, prepared.skew), strict=True
     ):
-        last = max(m for s in source.spans for m in (s.begin_ns, s.end_ns) if m is not None)
+        _, last_ns = extent_of(source.spans)
         spans = [
-            _span(span, source, number, trace_id, shift, last)
+            _span(span, source, number, trace_id, shift, last_ns)
             for number, span in enumerate(source.spans)
         ]
         resources.append(
             {
-                "resource": {"attributes": _attributes(_identity(source.identity))},
+                "resource": {"attributes": _attributes(_resource_attributes(source.identity))},
                 "scopeSpans": [{"scope": scope, "spans": spans}],
             }
         )
@@ -44,14 +45,14 @@ def render(prepared: Prepared) -> str:
 
 
 def _hex_id(text: str, digits: int) -> str:
-    """The id itself where it is one, else a hash of it: OTLP allows nothing but full ids."""
+    """The id itself where it is valid, else a hash of it: OTLP allows only full-length ids."""
     if len(text) == digits and not text.strip("0123456789abcdef") and text.strip("0"):
         return text
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:digits]
 
 
-def _identity(identity: Identity) -> dict[str, object]:
-    found: dict[str, object] = {
+def _resource_attributes(identity: Identity) -> dict[str, object]:
+    attributes: dict[str, object] = {
         "service.name": "bootseer",
         "k8s.node.name": identity.node,
         "k8s.pod.name": identity.pod,
@@ -62,7 +63,7 @@ def _identity(identity: Identity) -> dict[str, object]:
         "bootseer.boot_id": identity.boot_id,
         "bootseer.gpu.count": identity.gpus,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 def _span(

@@ -17,7 +17,7 @@ def render(report: Report) -> str:
     """The metrics of one start; every sample carries the job's uid and kind of start."""
     start = report.start
     base = {"job_uid": start.job_uid or "", "kind": start.kind}
-    out = [
+    metrics = [
         _metric("start_duration_seconds", "First event to last first step", base, _whole(report)),
         _metric("start_time_seconds", "Unix time of the first event", base, _began(report)),
         _metric(
@@ -38,10 +38,10 @@ def render(report: Report) -> str:
         _metric("clock_skew_max_seconds", "Largest skew found", base, _skew(report)),
         _metric("input_problems", "Faults of the event files", base, _problems(report)),
     ]
-    return "".join(out)
+    return "".join(metrics)
 
 
-def _metric(name: str, about: str, base: Mapping[str, str], samples: Iterable[_Sample]) -> str:
+def _metric(name: str, help_text: str, base: Mapping[str, str], samples: Iterable[_Sample]) -> str:
     full = f"bootseer_{name}"
     lines = [
         f"{full}{_labels({**base, **labels})} {float(value)!r}\n"
@@ -50,7 +50,7 @@ def _metric(name: str, about: str, base: Mapping[str, str], samples: Iterable[_S
     ]
     if not lines:
         return ""
-    return f"# HELP {full} {about}.\n# TYPE {full} gauge\n" + "".join(lines)
+    return f"# HELP {full} {help_text}.\n# TYPE {full} gauge\n" + "".join(lines)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

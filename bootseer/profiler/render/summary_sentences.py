@@ -16,14 +16,13 @@ from bootseer.profiler.render.wording import (
 )
 from bootseer.profiler.report.incidents import HALTED, MISSING
 from bootseer.profiler.report.load.wall_clock import KIND as WALL_CLOCK_ALONE
-from bootseer.profiler.report.model import CriticalStep, Report, WhatIf
-from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.model import JOB, CriticalStep, Report, WhatIf
 from bootseer.profiler.report.tries import KIND as EARLIER_TRY
 
 
 @dataclass(frozen=True, slots=True)
 class PathPiece:
-    """Neighbouring critical steps of one phase and one nature, joined.
+    """Neighbouring critical steps of the same phase, all own work or all waiting, joined.
 
     `share` is of the whole start; `nodes` are those the path ran through, in order.
     """
@@ -43,7 +42,7 @@ class PathPiece:
 
 
 def path_pieces(report: Report) -> tuple[PathPiece, ...]:
-    """The critical path with neighbours of the same phase and nature joined."""
+    """The critical path with neighbours joined that are alike."""
     whole_s = report.start.duration_s
     groups: list[list[CriticalStep]] = []
     for step in report.critical_path:
@@ -76,19 +75,19 @@ class Verdict:
 
 def verdict(report: Report) -> Verdict:
     """How long, along which path, and what to fix first."""
-    return Verdict(_headline(report), _path_sentence(report), tuple(_advice(report)))
+    return Verdict(_headline(report), _path_sentence(report), tuple(_find_advice(report)))
 
 
 def _headline(report: Report) -> str:
     start = report.start
     if start.complete:
         return f"The start took {long_seconds(start.duration_s)} on {scale(start)}."
-    waiting = _waiting(report)
+    waiting = _describe_waiting(report)
     if waiting:
         return f"The start did not reach a first step: {waiting}."
     if start.unreached:
         return (
-            f"{_first_unreached(report)}; the others reached theirs within "
+            f"{_describe_unreached(report)}; the others reached theirs within "
             f"{long_seconds(start.duration_s)} on {scale(start)}."
         )
     return (
@@ -97,26 +96,26 @@ def _headline(report: Report) -> str:
     )
 
 
-def _waiting(report: Report) -> str:
-    """Who waits in which phase, and for whom; empty unless most ranks never left one."""
-    late = {each.rank for each in report.unreached}
+def _describe_waiting(report: Report) -> str:
+    """How many ranks wait in which phase, and for which; empty unless most never left one."""
+    unreached = {each.rank for each in report.unreached}
     ranks: dict[str, set[int]] = defaultdict(set)
     for each in report.killed:
-        if each.rank is not None and each.rank not in late:
+        if each.rank is not None and each.rank not in unreached:
             ranks[each.phase].add(each.rank)
     phase = max(ranks, key=lambda name: len(ranks[name]), default="")
     if not phase or len(ranks[phase]) < 2 or 2 * len(ranks[phase]) < report.start.ranks:
         return ""
-    whom = []
+    awaited = []
     if report.unreached:
         first, others = report.unreached[0], len(report.unreached) - 1
         more = f" and {count(others, 'other rank')}" if others else ""
-        whom.append(f"for rank {first.rank} on {first.node}{more} ({last_seen(first)})")
-    whom += [p.detail for p in report.problems if p.kind == MISSING]
-    return "; ".join([f"{count(len(ranks[phase]), 'rank')} are still in {phase}", *whom])
+        awaited.append(f"for rank {first.rank} on {first.node}{more} ({last_seen(first)})")
+    awaited += [p.detail for p in report.problems if p.kind == MISSING]
+    return "; ".join([f"{count(len(ranks[phase]), 'rank')} are still in {phase}", *awaited])
 
 
-def _first_unreached(report: Report) -> str:
+def _describe_unreached(report: Report) -> str:
     first = report.unreached[0]
     others = report.start.unreached - 1
     more = f" and {count(others, 'other rank')}" if others else ""
@@ -136,8 +135,8 @@ def _path_sentence(report: Report) -> str:
     return "Critical path: " + " → ".join(words) + rest
 
 
-def _advice(report: Report) -> list[str]:
-    """The best removal and the best evening-out, the more telling one first.
+def _find_advice(report: Report) -> list[str]:
+    """What helps most: one thing removed, or one brought to its median; the better lead first.
 
     Where most of what removing a phase would save is already saved by bringing its slowest to
     the median, the slow one is the finding and not the phase.
@@ -148,43 +147,46 @@ def _advice(report: Report) -> list[str]:
     if not report.start.complete:
         return [f"{p.detail}." for p in report.problems if p.kind in (MISSING, HALTED)]
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
-    removal = _best(report, "removed", "phase")
-    phase, node = _best(report, "median", "phase"), _best(report, "median", "node")
-    even = phase
+    removal = _find_best(report, "removed", "phase")
+    phase, node = _find_best(report, "median", "phase"), _find_best(report, "median", "node")
+    at_median = phase
     if node and len(report.nodes) > 1 and (not phase or node.saved_s >= 0.8 * phase.saved_s):
-        even = node
-    both = [removal, even]
-    if removal and even and even.saved_s >= _telling_share(even, report) * removal.saved_s:
-        both.reverse()
+        at_median = node
+    both = [removal, at_median]
+    if removal and at_median:
+        least_s = _least_share(at_median, report) * removal.saved_s
+        if at_median.saved_s >= least_s:
+            both.reverse()
     lines = [_advice_line(item, report) for item in both if item and item.saved_s >= worth_s]
     doubts = [f"{p.detail}." for p in report.problems if p.kind in (HALTED, WALL_CLOCK_ALONE)]
-    return [*doubts, *(_lost(report) or _undescribed(report)), *lines]
+    return [*doubts, *(_describe_lost(report) or _describe_unknown(report)), *lines]
 
 
-def _telling_share(even: WhatIf, report: Report) -> float:
-    """How much of what removing a phase would save makes the slow one the finding.
+def _least_share(at_median: WhatIf, report: Report) -> float:
+    """The least share of a phase's removal with which `at_median` becomes the finding.
 
     A phase can rarely be removed; a node that stands out in it can be replaced.
     """
-    stands_out = even.kind == "node" and any(s.node == even.name for s in report.stragglers)
+    is_node = at_median.kind == "node"
+    stands_out = is_node and any(s.node == at_median.name for s in report.stragglers)
     return 0.2 if stands_out else 0.5
 
 
-def _lost(report: Report) -> list[str]:
+def _describe_lost(report: Report) -> list[str]:
     """The earlier try of a node, where the path begins with the time that it took."""
     tries = [p for p in report.problems if p.kind == EARLIER_TRY]
     first = report.critical_path[0] if report.critical_path else None
     worth_s = report.start.duration_s * NEGLIGIBLE_SHARE
     if not tries or first is None or first.phase is not None or first.duration_s < worth_s:
         return []
-    at_node = (f" on {first.node}, last in ", f" on {first.node} was left out")
-    at_it = [p for p in tries if any(text in p.detail for text in at_node)]
-    return [f"{p.detail}." for p in (at_it or tries)[:1]]
+    marks = (f" on {first.node}, last in ", f" on {first.node} was left out")
+    at_node = [p for p in tries if any(mark in p.detail for mark in marks)]
+    return [f"{p.detail}." for p in (at_node or tries)[:1]]
 
 
-def _undescribed(report: Report) -> list[str]:
-    """That nobody knows what most of the path went into, where that is so and nobody was slow."""
-    pieces = [p for p in path_pieces(report) if p.gap or (p.phase == WHOLE and not p.wait)]
+def _describe_unknown(report: Report) -> list[str]:
+    """That what most of the path went into is not known, where that is so and nothing was slow."""
+    pieces = [p for p in path_pieces(report) if p.gap or (p.phase == JOB and not p.wait)]
     unknown_s, whole_s = sum(p.duration_s for p in pieces), report.start.duration_s
     if report.stragglers or unknown_s <= 0.5 * whole_s:
         return []
@@ -194,7 +196,7 @@ def _undescribed(report: Report) -> list[str]:
     ]
 
 
-def _best(report: Report, change: str, kind: str) -> WhatIf | None:
+def _find_best(report: Report, change: str, kind: str) -> WhatIf | None:
     fitting = [w for w in report.what_if if w.change == change and w.kind == kind]
     return max(fitting, key=lambda w: w.saved_s, default=None)
 

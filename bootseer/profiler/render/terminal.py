@@ -31,18 +31,18 @@ _ASCII = str.maketrans({"→": ">", "█": "#", "░": "=", "·": ".", "▏": "|
 def render(report: Report, console: Console) -> None:
     """Print the report; what is empty is left out, what was not observed is named."""
     page = Page(console)
-    _verdict(report, page)
-    _comparison(report.comparison, page)
-    _phases(report, page)
-    _images(report, page)
-    _critical_path(report, page)
-    _heat_map(report, page)
-    _stragglers(report, page)
-    _gpu_hours(report, page)
-    _what_if(report, page)
-    _incidents(report, page)
-    _starts(report.starts, page)
-    _problems(report, page)
+    _print_verdict(report, page)
+    _print_comparison(report.comparison, page)
+    _print_phases(report, page)
+    _print_images(report, page)
+    _print_critical_path(report, page)
+    _print_heat_map(report, page)
+    _print_stragglers(report, page)
+    _print_gpu_hours(report, page)
+    _print_what_if(report, page)
+    _print_incidents(report, page)
+    _print_starts(report.starts, page)
+    _print_problems(report, page)
 
 
 Justify = Literal["left", "right"]
@@ -53,13 +53,13 @@ class Page:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.wide = console.width >= WIDE_COLUMNS
+        self.is_wide = console.width >= WIDE_COLUMNS
         self.encoding = console.encoding or "ascii"
-        self.unicode = self.encoding.lower().startswith("utf")
+        self.has_unicode = self.encoding.lower().startswith("utf")
 
     def text(self, value: str, style: str = "") -> Text:
         clean = words.printable(value)
-        if not self.unicode:
+        if not self.has_unicode:
             clean = clean.translate(_ASCII)
             clean = clean.encode(self.encoding, "backslashreplace").decode(self.encoding)
         return Text(clean, style=style)
@@ -75,7 +75,7 @@ class Page:
         self.console.print(Padding(self.text(value), (0, 0, 0, 2), expand=False), highlight=False)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
-        """A table whose first `left` columns are text and whose others are figures."""
+        """Print a table whose first `left` columns are text and whose others are figures."""
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
         for number, name in enumerate(columns):
             justify: Justify = "left" if number < left else "right"
@@ -90,19 +90,20 @@ class Page:
         self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
     def rest(self, shown: int, total: int, what: str) -> None:
+        """Say how many entries a list left out, if any; `what` names them in the plural."""
         if total > shown:
             self.note(f"and {total - shown:,} more {what} (--json has all)")
 
 
-def _short(name: str, limit: int = MAX_NAME) -> str:
-    """A long name with its middle left out: beginnings and ends are what tells names apart."""
+def _shorten(name: str, limit: int = MAX_NAME) -> str:
+    """Leave out a long name's middle: names mostly differ in their beginnings and ends."""
     if len(name) <= limit:
         return name
     head = (limit - 2) // 2
     return f"{name[:head]}..{name[len(name) - (limit - 2 - head) :]}"
 
 
-def _verdict(report: Report, page: Page) -> None:
+def _print_verdict(report: Report, page: Page) -> None:
     verdict = summary_sentences.verdict(report)
     page.line(verdict.headline, "bold")
     if verdict.path:
@@ -112,48 +113,47 @@ def _verdict(report: Report, page: Page) -> None:
     start = report.start
     job = start.job_uid or start.trace_id
     attempt = f", attempt {start.attempt}" if start.attempt is not None else ""
-    page.line(
-        f"job {job}{attempt}, {words.kind_word(start)}, {words.when(start.began_unix_s)}", "dim"
-    )
+    began = words.utc_time(start.began_unix_s)
+    page.line(f"job {job}{attempt}, {words.kind_word(start)}, {began}", "dim")
     if report.emulated:
         page.line(f"Emulated: {'; '.join(report.emulated)}", "bold")
 
 
-def _phases(report: Report, page: Page) -> None:
-    alone = all(phase.processes <= 1 for phase in report.phases)
+def _print_phases(report: Report, page: Page) -> None:
+    is_alone = all(phase.processes <= 1 for phase in report.phases)
     measured = [phase for phase in report.phases if phase.has_figures]
     if measured:
-        title = "own work" if alone else "own work over processes"
+        title = "own work" if is_alone else "own work over processes"
         page.heading(f"Phases: {title}, waiting beside it")
-        spread = ["own work"] if alone else ["p50", "p90", "p99", "max", "max/med"]
-        columns = ["phase", *spread, "waiting" if alone else "wait p50"]
-        if page.wide:
-            columns += ["bytes"] if alone else ["nodes", "processes", "bytes"]
-        page.table(columns, [_phase_row(phase, alone, page.wide) for phase in measured])
+        spread = ["own work"] if is_alone else ["p50", "p90", "p99", "max", "max/med"]
+        columns = ["phase", *spread, "waiting" if is_alone else "wait p50"]
+        if page.is_wide:
+            columns += ["bytes"] if is_alone else ["nodes", "processes", "bytes"]
+        page.table(columns, [_phase_row(phase, is_alone, page.is_wide) for phase in measured])
     if report.not_observed:
         page.note(f"not observed: {', '.join(report.not_observed)}")
 
 
-def _phase_row(phase: PhaseStats, alone: bool, wide: bool) -> list[str]:
+def _phase_row(phase: PhaseStats, is_alone: bool, is_wide: bool) -> list[str]:
     """One phase's cells; where no phase has more than one process, quantiles would say nothing."""
-    row = ["  " + _short(phase.name, MAX_NAME - 2) if phase.parent else _short(phase.name)]
+    row = ["  " + _shorten(phase.name, MAX_NAME - 2) if phase.parent else _shorten(phase.name)]
     figures = (phase.p50_s, phase.p90_s, phase.p99_s, phase.max_s)
-    row += [words.seconds(figure) for figure in (figures[:1] if alone else figures)]
-    row += [] if alone else [words.ratio(phase.max_over_median)]
+    row += [words.seconds(figure) for figure in (figures[:1] if is_alone else figures)]
+    row += [] if is_alone else [words.ratio(phase.max_over_median)]
     row += [words.seconds(phase.wait_p50_s)]
-    if wide:
-        row += [] if alone else [f"{phase.nodes:,}", f"{phase.processes:,}"]
+    if is_wide:
+        row += [] if is_alone else [f"{phase.nodes:,}", f"{phase.processes:,}"]
         row += [words.size(phase.bytes)]
     return row
 
 
-def _critical_path(report: Report, page: Page) -> None:
+def _print_critical_path(report: Report, page: Page) -> None:
     pieces = summary_sentences.path_pieces(report)
     if not pieces:
         return
     page.heading("Critical path (█ own work, ░ waiting, · not described)")
     whole_s = pieces[-1].end_s or 1.0
-    bar = 36 if page.wide else 20
+    bar = 36 if page.is_wide else 20
     shown = [p for p in pieces if p.share >= words.NEGLIGIBLE_SHARE / 10] or list(pieces)
     kept = sorted(
         sorted(shown, key=lambda p: -p.duration_s)[: 2 * MAX_ROWS], key=lambda p: p.begin_s
@@ -164,11 +164,11 @@ def _critical_path(report: Report, page: Page) -> None:
         end = max(begin + 1, min(bar, round(piece.end_s / whole_s * bar)))
         mark = "·" if piece.gap else "░" if piece.wait else "█"
         drawn = " " * begin + mark * (end - begin) + " " * (bar - end)
-        node = _short(piece.nodes[0], 22 if not page.wide else 44)
+        node = _shorten(piece.nodes[0], 22 if not page.is_wide else 44)
         if len(piece.nodes) > 1:
             node += f" +{len(piece.nodes) - 1}"
         figures = (words.seconds(piece.duration_s), words.percent(piece.share))
-        rows.append((_short(piece.phase), f"▏{drawn}▏", node, *figures))
+        rows.append((_shorten(piece.phase), f"▏{drawn}▏", node, *figures))
     page.table(("phase", "when", "on", "time", "share"), rows, left=3)
     if len(pieces) > len(kept):
         page.note(f"{words.count(len(pieces) - len(kept), 'short piece')} left out")
@@ -182,8 +182,8 @@ def _critical_path(report: Report, page: Page) -> None:
         )
 
 
-def _heat_map(report: Report, page: Page) -> None:
-    """The nodes and phases with the greatest excess over the phase's median, as factors."""
+def _print_heat_map(report: Report, page: Page) -> None:
+    """Print the nodes and phases with the greatest excess over the phase's median, as factors."""
     heat = report.heat_map
     if len(heat.nodes) < 2:
         return
@@ -210,13 +210,13 @@ def _heat_map(report: Report, page: Page) -> None:
             factor = own / median if own is not None and median else None
             shade = words.shade(own, median, report.start.duration_s)
             cells.append(words.ratio(factor) + " !" * (shade >= 3))
-        rows.append((_short(heat.nodes[i]), *cells))
-    page.table(("node", *(_short(heat.phases[j], 15) for j in phases)), rows)
+        rows.append((_shorten(heat.nodes[i]), *cells))
+    page.table(("node", *(_shorten(heat.phases[j], 15) for j in phases)), rows)
 
 
-def _stragglers(report: Report, page: Page) -> None:
+def _print_stragglers(report: Report, page: Page) -> None:
     ordered = sorted(report.stragglers, key=lambda s: -s.excess_s)
-    within = sum(phase.within_noise for phase in report.phases)
+    within_noise = sum(phase.within_noise for phase in report.phases)
     if ordered:
         page.heading(f"Stragglers ({len(ordered):,})")
         rows = []
@@ -226,10 +226,10 @@ def _stragglers(report: Report, page: Page) -> None:
             rows.append((each.node, ranks, each.phase, *figures, words.ratio(each.ratio)))
         page.table(("node", "ranks", "phase", "own", "median", "factor"), rows, left=3)
         page.rest(MAX_ROWS, len(ordered), "stragglers")
-    elif report.start.nodes > 1 or within:
+    elif report.start.nodes > 1 or within_noise:
         page.heading("Stragglers: none")
-    if within:
-        times = words.count(within, "time")
+    if within_noise:
+        times = words.count(within_noise, "time")
         page.note(f"not named, as within its phase's own spread: {times} a slow process")
     skew = report.skew
     if skew.reference is not None:
@@ -247,7 +247,7 @@ def _stragglers(report: Report, page: Page) -> None:
         page.note(words.RAW_CLOCKS)
 
 
-def _gpu_hours(report: Report, page: Page) -> None:
+def _print_gpu_hours(report: Report, page: Page) -> None:
     hours = report.gpu_hours
     if hours.total <= 0:
         return
@@ -266,13 +266,13 @@ def _gpu_hours(report: Report, page: Page) -> None:
     )
 
 
-def _what_if(report: Report, page: Page) -> None:
+def _print_what_if(report: Report, page: Page) -> None:
     ordered = [w for w in sorted(report.what_if, key=lambda w: -w.saved_s) if w.saved_s > 0]
     if not ordered:
         return
     page.heading("What if")
     kept = ordered[: MAX_ROWS // 2]
-    # Evening out is what a person can usually do; removals alone must not crowd it out.
+    # A phase or node can usually be brought to its median; removals must not crowd that out.
     kept += [w for w in ordered if w.change == "median" and w not in kept][: MAX_ROWS // 2]
     page.table(
         ("change", "start", "saved"),
@@ -283,7 +283,7 @@ def _what_if(report: Report, page: Page) -> None:
     )
 
 
-def _comparison(comparison: Comparison | None, page: Page) -> None:
+def _print_comparison(comparison: Comparison | None, page: Page) -> None:
     if comparison is None:
         return
     page.heading("Before and after")
@@ -297,7 +297,7 @@ def _comparison(comparison: Comparison | None, page: Page) -> None:
         )
     speedups = {each.phase: each.speedup for each in comparison.phase_speedups}
     names = list(dict.fromkeys([*comparison.baseline.phases, *comparison.candidate.phases]))
-    whole = (*_side(comparison.baseline), *_side(comparison.candidate))
+    whole = (*_side_cells(comparison.baseline), *_side_cells(comparison.candidate))
     rows: list[tuple[str, ...]] = [("whole start", *whole, words.ratio(comparison.speedup))]
     for name in names:
         before, after = comparison.baseline.phases.get(name), comparison.candidate.phases.get(name)
@@ -308,13 +308,13 @@ def _comparison(comparison: Comparison | None, page: Page) -> None:
                 if spread
                 else ("-", "")
             )
-        rows.append((_short(name), *cells, words.ratio(speedups.get(name))))
+        rows.append((_shorten(name), *cells, words.ratio(speedups.get(name))))
     page.table(("", "before", "range", "after", "range", "factor"), rows)
     if comparison.phase_speedups and comparison.speedup is not None:
         page.note(words.PHASE_FACTORS)
 
 
-def _side(side: Side) -> tuple[str, str]:
+def _side_cells(side: Side) -> tuple[str, str]:
     return words.seconds(side.median), _range(side.min, side.max)
 
 
@@ -322,34 +322,35 @@ def _range(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{words.seconds(low)}-{words.seconds(high)}"
 
 
-def _images(report: Report, page: Page) -> None:
+def _print_images(report: Report, page: Page) -> None:
     if not report.images:
         return
     page.heading("Images")
     columns = ["image", "node", "hot set", "ready", "replayed", "missed reads", "blocked"]
-    if page.wide:
+    if page.is_wide:
         columns += ["on demand", "filled"]
     rows = []
     for use in report.images[:MAX_ROWS]:
-        row = [_short(words.image_name(use)), _short(use.node), *words.image_cells(use)]
+        row = [_shorten(words.image_name(use)), _shorten(use.node), *words.image_cells(use)]
         rows.append(row[: len(columns)])
     page.table(columns, rows, left=3)
     page.rest(MAX_ROWS, len(report.images), "images")
 
 
-def _incidents(report: Report, page: Page) -> None:
+def _print_incidents(report: Report, page: Page) -> None:
     fallbacks = [i for i in report.incidents if i.status == "fallback"]
     errors = [i for i in report.incidents if i.status == "error"]
     for title, incidents in (("Fallbacks", fallbacks), ("Errors", errors)):
         if incidents:
             page.heading(title)
             for incident in incidents[:MAX_ROWS]:
-                page.note(_incident(incident))
+                reason = incident.reason or "no reason given"
+                page.note(_occurrence_line(incident.phase, reason, incident))
             page.rest(MAX_ROWS, len(incidents), title.lower())
     if report.notes:
         page.heading("Notes")
         for note in report.notes[:MAX_ROWS]:
-            page.note(_noted(note.phase, note.text, note))
+            page.note(_occurrence_line(note.phase, note.text, note))
         page.rest(MAX_ROWS, len(report.notes), "notes")
     killed = words.killed_groups(report)
     if killed:
@@ -371,18 +372,14 @@ def _incidents(report: Report, page: Page) -> None:
             page.note(f"{name}: {'used' if part.used else 'not used'}{reason}")
 
 
-def _incident(incident: Incident) -> str:
-    return _noted(incident.phase, incident.reason or "no reason given", incident)
-
-
-def _noted(phase: str, text: str, seen: Incident | Note) -> str:
+def _occurrence_line(phase: str, text: str, seen: Incident | Note) -> str:
     nodes = ", ".join(seen.nodes[:3])
     more = ", ..." if seen.count > 3 and len(seen.nodes) > 3 else ""
     times = f" {seen.count:,} times" if seen.count > 1 else ""
     return f"{phase}: {text}{times}, on {nodes}{more}"
 
 
-def _starts(starts: Sequence[StartSummary], page: Page) -> None:
+def _print_starts(starts: Sequence[StartSummary], page: Page) -> None:
     if len(starts) < 2:
         return
     page.heading(f"Starts ({len(starts):,}, newest first)")
@@ -390,13 +387,13 @@ def _starts(starts: Sequence[StartSummary], page: Page) -> None:
     for start in starts[:MAX_ROWS]:
         why = words.missing_steps(start)
         took = words.seconds(start.duration_s) + (f" ({why})" if why else "")
-        row = (start.trace_id[:8], words.kind_word(start), words.when(start.began_unix_s))
+        row = (start.trace_id[:8], words.kind_word(start), words.utc_time(start.began_unix_s))
         rows.append((*row, f"{start.nodes:,}", took))
     page.table(("trace", "kind", "began", "nodes", "time"), rows, left=3)
     page.rest(MAX_ROWS, len(starts), "starts")
 
 
-def _problems(report: Report, page: Page) -> None:
+def _print_problems(report: Report, page: Page) -> None:
     if not report.problems:
         return
     page.heading(f"Problems in the input ({len(report.problems):,})")

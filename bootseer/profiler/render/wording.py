@@ -1,4 +1,4 @@
-"""What the terminal and the HTML report share: words for figures, groups, scales (pure)."""
+"""Text of figures, groups and scales, as the terminal and the HTML report show it (pure)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GAP = "not described"
 """Name shown for time that no event describes."""
 
 NEGLIGIBLE_SHARE = 0.01
-"""Pieces below this share of the start are not worth a word in the verdict."""
+"""The verdict leaves out pieces below this share of the start."""
 
 PHASE_FACTORS = (
     "A phase has a factor where it shows a difference at 95% over all phases together; "
     "the more phases, the more starts that takes."
 )
-"""What a comparison's table of phases says of its factors."""
+"""The explanation below a comparison's table of phases."""
 
 _TICK_STEPS_S = (
     *(digit * 10.0**power for power in (-3, -2, -1) for digit in (1, 2, 5)),
@@ -109,7 +109,7 @@ def size(value: int | None) -> str:
 
 
 def gpu_hours(value: float | None) -> str:
-    """GPU-hours with three digits or so; None reads as a dash."""
+    """GPU-hours with about three digits; None reads as a dash."""
     if value is None:
         return "-"
     if value < 0.095:
@@ -118,8 +118,8 @@ def gpu_hours(value: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Text from events without what could act: control, format (bidirectional) and half
-    characters appear as escapes."""
+    """Text from events with characters that could have an effect as escapes: control and format
+    (bidirectional) characters, and lone surrogates."""
     if text.isprintable():
         return text
     return "".join(
@@ -143,8 +143,8 @@ def ranks(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def when(unix_s: float) -> str:
-    """An instant in UTC to the second."""
+def utc_time(unix_s: float) -> str:
+    """A Unix time in UTC, to the second: `2026-03-01 10:00:00 UTC`."""
     try:
         moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
     except (OverflowError, ValueError, OSError):
@@ -160,7 +160,7 @@ def kind_word(start: StartSummary) -> str:
 def scale(start: StartSummary) -> str:
     """`128 nodes, 1,024 ranks, 1,024 GPUs` (what is not known is left out).
 
-    Writers of events are no measure of a job: each `bootseer event` of a script is one.
+    The number of event writers is no measure of a job: each `bootseer event` of a script is one.
     """
     parts = [count(start.nodes, "node")]
     if start.ranks:
@@ -181,8 +181,8 @@ def ticks(whole_s: float, wanted: int = 6) -> tuple[float, ...]:
 def shade(value: float | None, median: float | None, whole_s: float) -> int:
     """Heat-map shade 0 (at the median or below) to 5, by how far a cell exceeds its median.
 
-    A cell that costs less than one per cent of the start stays at 1 at most: a large factor of
-    next to nothing is nothing.
+    A cell that costs less than one per cent of the start stays at 1 at most, however large the
+    factor.
     """
     if value is None or median is None or value <= median:
         return 0
@@ -218,7 +218,7 @@ class ProblemGroup:
 
 
 def problem_groups(report: Report) -> tuple[ProblemGroup, ...]:
-    """Problems by kind, in the order in which kinds were met."""
+    """Problems by kind, in the order in which each kind first occurs."""
     files: dict[tuple[str, str], list[str]] = {}
     times: dict[tuple[str, str], int] = {}
     for problem in report.problems:

@@ -1,6 +1,6 @@
 """From loaded starts to the report: the one entry to all analyses.
 
-Those of large starts are shared out between two processes (see `forked`); else all is pure.
+Those of large starts are divided between two processes (see `forked_call`); all else is pure.
 """
 
 from __future__ import annotations
@@ -14,28 +14,21 @@ from typing import NamedTuple
 
 import bootseer
 from bootseer.errors import NotFoundError
-from bootseer.profiler.report import (
-    critical_path as critical,
-)
-from bootseer.profiler.report import (
-    forked,
-    images,
-    incidents,
-    notes,
-    phase_totals,
-    stages,
-    stragglers,
-    whatif,
-)
-from bootseer.profiler.report import lanes as lanes_of
+from bootseer.profiler.report import incidents, phase_totals
 from bootseer.profiler.report.before_after import Comparison
 from bootseer.profiler.report.compare import StartFigures, compare
-from bootseer.profiler.report.lanes import Lanes
-from bootseer.profiler.report.load import clock_skew as skews
-from bootseer.profiler.report.load import wall_clock
-from bootseer.profiler.report.load.clock_skew import Skew
+from bootseer.profiler.report.critical_path import (
+    describe_barriers,
+    find_critical_path,
+    find_holders,
+)
+from bootseer.profiler.report.forked_call import call_forked
+from bootseer.profiler.report.images import find_image_uses
+from bootseer.profiler.report.lanes import Lanes, build_lanes, shifts_of
+from bootseer.profiler.report.load.clock_skew import Skew, estimate_skew
 from bootseer.profiler.report.load.columns import columns_of
 from bootseer.profiler.report.load.spans import Loaded, Start
+from bootseer.profiler.report.load.wall_clock import find_unconfirmed
 from bootseer.profiler.report.model import (
     STANDARD_PHASES,
     Barrier,
@@ -46,8 +39,12 @@ from bootseer.profiler.report.model import (
     StartSummary,
     WhatIf,
 )
+from bootseer.profiler.report.notes import find_notes
 from bootseer.profiler.report.phase_totals import LaneTotals
-from bootseer.profiler.report.tries import last_tries
+from bootseer.profiler.report.stages import find_stages
+from bootseer.profiler.report.stragglers import find_stragglers
+from bootseer.profiler.report.tries import keep_last_tries
+from bootseer.profiler.report.whatif import compute_what_ifs
 
 _KINDS: dict[str, StartKind] = {
     "first": "first",
@@ -60,8 +57,8 @@ _KINDS: dict[str, StartKind] = {
 class Prepared:
     """A start with its clocks corrected, its lanes and their sums: what all analyses use.
 
-    `start` is all that was read, `last` each rank's last try alone, which all figures are of;
-    `earlier` names the tries before it.
+    `start` is all that was read; `last` has each rank's last try only, and all figures are of
+    that. `earlier` names the tries before it.
     """
 
     start: Start
@@ -73,20 +70,20 @@ class Prepared:
     summary: StartSummary
 
 
-def prepare(start: Start) -> Prepared:
+def prepare_start(start: Start) -> Prepared:
     """Correct clocks, cut into lanes, add up."""
-    tries = last_tries(start)
+    tries = keep_last_tries(start)
     last = tries.start
-    skew = skews.estimate(last)
-    lanes = lanes_of.build(last, skew)
-    sums = phase_totals.of_lanes(lanes)
-    return Prepared(start, last, tries.problems, skew, lanes, sums, _summary(start, lanes))
+    skew = estimate_skew(last)
+    lanes = build_lanes(last, skew)
+    totals = phase_totals.sum_lanes(lanes)
+    return Prepared(start, last, tries.problems, skew, lanes, totals, _summarize(start, lanes))
 
 
-def _summary(start: Start, lanes: Lanes) -> StartSummary:
-    kind, attempt, job_uid = incidents.kind_of([s.identity for s in start.sources])
-    gpus, assumed = phase_totals.group_gpus(lanes)
-    unreached = len(incidents.unreached_ranks(lanes))
+def _summarize(start: Start, lanes: Lanes) -> StartSummary:
+    kind, attempt, job_uid = incidents.find_kind([s.identity for s in start.sources])
+    gpus, are_assumed = phase_totals.count_gpus(lanes)
+    unreached = len(incidents.find_unreached_ranks(lanes))
     return StartSummary(
         trace_id=start.trace_id,
         kind=_KINDS.get(kind, "unknown"),
@@ -99,12 +96,12 @@ def _summary(start: Start, lanes: Lanes) -> StartSummary:
         nodes=len({lane.node for lane in lanes.lanes}),
         processes=len(start.sources),
         ranks=sum(lane.rank is not None for lane in lanes.lanes),
-        gpus=None if assumed else sum(gpus),
+        gpus=None if are_assumed else sum(gpus),
         events=sum(source.events for source in start.sources),
     )
 
 
-def choose(loaded: Loaded, trace_id: str | None) -> Start:
+def choose_start(loaded: Loaded, trace_id: str | None) -> Start:
     """The start that a report is about: the newest, or the one whose id begins with `trace_id`.
 
     Raises NotFoundError when there is none, or more than one.
@@ -112,53 +109,56 @@ def choose(loaded: Loaded, trace_id: str | None) -> Start:
     if trace_id is None:
         return loaded.starts[0]
     exact = [s for s in loaded.starts if s.trace_id == trace_id]
-    found = exact or [s for s in loaded.starts if s.trace_id.startswith(trace_id.lower())]
-    if len(found) == 1:
-        return found[0]
+    matching = exact or [s for s in loaded.starts if s.trace_id.startswith(trace_id.lower())]
+    if len(matching) == 1:
+        return matching[0]
     known = ", ".join(s.trace_id[:12] for s in loaded.starts[:5])
-    what = "several starts begin with" if found else "no start has"
+    what = "several starts begin with" if matching else "no start has"
     raise NotFoundError(f"{what} trace id {trace_id}; known are {known}")
 
 
 def analyse(
     loaded: Loaded, *, trace_id: str | None = None, baseline: Loaded | None = None
 ) -> Report:
-    """Everything about one start; the others are listed, and compared with `baseline`'s."""
-    chosen = prepare(choose(loaded, trace_id))
-    large = len(chosen.lanes.lanes) >= LEAST_LANES
-    with forked.computed(lambda: _find_held(chosen), fork=large) as held:
-        return _analysed(chosen, held, loaded, baseline)
+    """Report everything about one start, list the others, and compare them with `baseline`'s."""
+    chosen = prepare_start(choose_start(loaded, trace_id))
+    is_large = len(chosen.lanes.lanes) >= LEAST_LANES
+    with call_forked(lambda: _find_held(chosen), fork=is_large) as wait_for_held:
+        return _analyse_chosen(chosen, wait_for_held, loaded, baseline)
 
 
-def _analysed(
-    chosen: Prepared, held: Callable[[], _Held], loaded: Loaded, baseline: Loaded | None
+def _analyse_chosen(
+    chosen: Prepared, wait_for_held: Callable[[], _Held], loaded: Loaded, baseline: Loaded | None
 ) -> Report:
-    others = [prepare(s) for s in loaded.starts if s is not chosen.start]
+    others = [prepare_start(s) for s in loaded.starts if s is not chosen.start]
     every = sorted([chosen, *others], key=lambda p: p.summary.began_unix_s, reverse=True)
-    problems = (*loaded.problems, *chosen.earlier, *incidents.repeated(chosen.start))
-    problems = (*problems, *incidents.missing_ranks(chosen.start))
-    problems = (*problems, *incidents.halted_problems(chosen.last, chosen.lanes))
-    problems = (*problems, *_unconfirmed(chosen))
+    problems = (
+        *loaded.problems,
+        *chosen.earlier,
+        *incidents.report_repeated_starts(chosen.start),
+        *incidents.report_missing_ranks(chosen.start),
+        *incidents.report_halted_ranks(chosen.last, chosen.lanes),
+        *_find_unconfirmed(chosen),
+    )
     comparison = None
     if baseline is not None:
-        comparison = compare_starts([prepare(s) for s in baseline.starts], every)
+        comparison = _compare_starts([prepare_start(s) for s in baseline.starts], every)
         problems = (*problems, *(p for p in baseline.problems if p not in problems))
     return dataclasses.replace(
-        _assembled(chosen, held),
+        _assemble(chosen, wait_for_held),
         starts=tuple(p.summary for p in every),
         problems=problems,
         comparison=comparison,
     )
 
 
-def _unconfirmed(prepared: Prepared) -> tuple[Problem, ...]:
+def _find_unconfirmed(prepared: Prepared) -> tuple[Problem, ...]:
     lanes, last = prepared.lanes, prepared.last
     end_ns = lanes.zero_ns + round(lanes.end_s * 1e9)
-    shifts = lanes_of.shifts_of(last, prepared.skew)
-    return wall_clock.find_unconfirmed(last, shifts, lanes.zero_ns, end_ns)
+    return find_unconfirmed(last, shifts_of(last, prepared.skew), lanes.zero_ns, end_ns)
 
 
-def figures(prepared: Prepared) -> StartFigures:
+def _figures_of(prepared: Prepared) -> StartFigures:
     """What a comparison needs of one start."""
     longest: dict[str, float] = {}
     for total in prepared.totals:
@@ -167,20 +167,20 @@ def figures(prepared: Prepared) -> StartFigures:
     return StartFigures(prepared.summary.duration_s, longest)
 
 
-def compare_starts(baseline: Sequence[Prepared], candidate: Sequence[Prepared]) -> Comparison:
+def _compare_starts(baseline: Sequence[Prepared], candidate: Sequence[Prepared]) -> Comparison:
     """Compare the complete starts of both sides."""
-    before = [figures(p) for p in baseline if p.summary.complete]
-    after = [figures(p) for p in candidate if p.summary.complete]
+    before = [_figures_of(p) for p in baseline if p.summary.complete]
+    after = [_figures_of(p) for p in candidate if p.summary.complete]
     left_out = len(baseline) + len(candidate) - len(before) - len(after)
     return compare(before, after, left_out)
 
 
 LEAST_LANES = 4096
-"""Of fewer lanes all is analysed sooner than a process is made for a part of it."""
+"""Fewer lanes are analysed sooner than a second process is started for a part of them."""
 
 
 class _Held(NamedTuple):
-    """What follows from the barriers: who held them, and what the start would have taken else."""
+    """What follows from the barriers: what held them, and what the start would have taken else."""
 
     barriers: tuple[Barrier, ...]
     critical_path: tuple[CriticalStep, ...]
@@ -188,43 +188,45 @@ class _Held(NamedTuple):
 
 
 def _find_held(prepared: Prepared) -> _Held:
-    lanes, sums = prepared.lanes, prepared.totals
-    cut = stages.find_stages(lanes)
-    medians = phase_totals.medians(sums)
+    lanes, totals = prepared.lanes, prepared.totals
+    stages = find_stages(lanes)
+    medians = phase_totals.compute_medians(totals)
     what_if: tuple[WhatIf, ...] = ()
-    # How long a start that never ended, for all or one, would have taken, nothing tells.
+    # How long a start that never ended, for all or one, would have taken is not known.
     if prepared.summary.complete:
-        own = [total.own for total in sums]
-        what_if = whatif.what_if(lanes, cut, own, medians, critical.holders(lanes, cut))
-    path = critical.critical_path(lanes, cut, medians)
-    return _Held(critical.barriers(lanes, cut), path, what_if)
+        own = [total.own for total in totals]
+        what_if = compute_what_ifs(lanes, stages, own, medians, find_holders(lanes, stages))
+    path = find_critical_path(lanes, stages, medians)
+    return _Held(describe_barriers(lanes, stages), path, what_if)
 
 
-def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
-    start, lanes, sums = prepared.last, prepared.lanes, prepared.totals
-    own = [total.own for total in sums]
+def _assemble(prepared: Prepared, wait_for_held: Callable[[], _Held]) -> Report:
+    """The report without what depends on other starts and on the input as a whole."""
+    start, lanes, totals = prepared.last, prepared.lanes, prepared.totals
+    own = [total.own for total in totals]
     tops = {chain[-1] for chain in lanes.chains.values()}
     counted = [
         total.own
         if total.counted is total.own
         else {p: s for p, s in total.counted.items() if p in tops}
-        for total in sums
+        for total in totals
     ]
-    found = stragglers.find(lanes.lanes, own, counted)
-    killed = incidents.killed_phases(lanes)
-    shifts = lanes_of.shifts_of(start, prepared.skew)
-    extras = incidents.extras(start, shifts, lanes, killed)
-    phases = phase_totals.phase_stats(lanes, sums, extras, found.within_noise)
+    slow = find_stragglers(lanes.lanes, own, counted)
+    killed = incidents.find_killed_phases(lanes)
+    shifts = shifts_of(start, prepared.skew)
+    facts = incidents.find_phase_facts(start, shifts, lanes, killed)
+    phases = phase_totals.compute_phase_stats(lanes, totals, facts, slow.within_noise)
     observed = {phase.name for phase in phases}
     for names, _, _, points in {columns_of(source.spans).form for source in start.sources}:
         observed.update(compress(names, points))
     columns = [p.name for p in phases if p.parent is None and (p.p50_s or p.wait_p50_s or p.killed)]
-    nodes = phase_totals.node_summaries(lanes, sums, prepared.skew, Counter(k.node for k in killed))
-    heat_map = phase_totals.heat_map(lanes, sums, columns)
-    gpu_hours = phase_totals.gpu_hours(lanes, sums)
-    seen = incidents.incidents(start, shifts, lanes.zero_ns)
-    shown = images.images(start)
-    barriers, critical_path, what_if = held()
+    killed_on = Counter(k.node for k in killed)
+    nodes = phase_totals.summarize_nodes(lanes, totals, prepared.skew, killed_on)
+    heat_map = phase_totals.build_heat_map(lanes, totals, columns)
+    gpu_hours = phase_totals.compute_gpu_hours(lanes, totals)
+    incidents_seen = incidents.find_incidents(start, shifts, lanes.zero_ns)
+    images = find_image_uses(start)
+    barriers, critical_path, what_if = wait_for_held()
     return Report(
         version=bootseer.__version__,
         start=prepared.summary,
@@ -237,12 +239,12 @@ def _assembled(prepared: Prepared, held: Callable[[], _Held]) -> Report:
         barriers=barriers,
         critical_path=critical_path,
         heat_map=heat_map,
-        stragglers=found.stragglers,
+        stragglers=slow.stragglers,
         gpu_hours=gpu_hours,
         what_if=what_if,
         killed=killed,
-        incidents=seen,
-        unreached=incidents.unreached_ranks(lanes),
-        images=shown,
-        notes=notes.find_notes(start, shifts, lanes.zero_ns),
+        incidents=incidents_seen,
+        unreached=incidents.find_unreached_ranks(lanes),
+        images=images,
+        notes=find_notes(start, shifts, lanes.zero_ns),
     )

@@ -1,4 +1,4 @@
-"""Starts before a change against starts after it, as data; `compare` finds it."""
+"""Starts before a change against starts after it, as data; `compare` computes it."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 Nothing is claimed with fewer than three complete starts a side, nor with so few that even sides
 without any overlap differ by chance in more than one of twenty comparisons: that is a hint. The
-interval and the p value are exact and distribution-free (Mann-Whitney, see `quantiles`): honest
-for the handful of starts that anybody repeats, where a bootstrap of so few values promises too
-much.
+interval and the p value are exact and distribution-free (Mann-Whitney, see `quantiles`). They hold
+for the few starts that are usually repeated, where a bootstrap of so few values promises too much.
 """
 
 from __future__ import annotations

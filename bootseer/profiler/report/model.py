@@ -18,6 +18,12 @@ from bootseer.profiler.report.before_after import Comparison
 
 SCHEMA_VERSION = 1
 
+JOB = "job"
+"""The span around the whole command: every other span of its process lies within it."""
+
+FIRST_STEP = "first_step"
+"""The first training step of a process: its start ends with it."""
+
 STANDARD_PHASES: tuple[str, ...] = (
     "queue",
     "schedule",
@@ -29,7 +35,7 @@ STANDARD_PHASES: tuple[str, ...] = (
     "model.init",
     "checkpoint.load",
     "compile",
-    "first_step",
+    FIRST_STEP,
 )
 """The phases that every start is expected to have, in their usual order."""
 
@@ -427,7 +433,7 @@ DERIVED: Mapping[type, tuple[str, ...]] = {
     CriticalStep: ("duration_s",),
     Straggler: ("ratio", "excess_s"),
 }
-"""Properties that the JSON holds beside the fields."""
+"""Properties that the JSON holds in addition to the fields."""
 
 
 def _plain(value: object) -> object:

@@ -2,14 +2,14 @@
 
 A span lies *within* another where its chain of parents leads to it, where it is named as a part of
 it (`deps.install.unpack` of `deps.install`), where the other one is the whole command (`job`), or
-where both were read from one lane of a log and the other one contains it: a log is written by one
-thread after the other, and knows no parents. The innermost spans of a moment are those with no
-running span within them. Two or more of them run *at once*, as in two threads.
+where both were read from one lane of a log and the other one contains it: one thread writes a log,
+one line after the other, and a log has no parents. The innermost spans of a moment are those with
+no running span within them. Two or more of them run *at once*, as in two threads.
 
 Own work of a phase is all time in which one of its spans is innermost, whatever runs at once: how
 long a phase takes does not depend on what it shares the process with. Where each moment can go to
-one phase only, as on the critical path, the innermost span that ends last has it: the others were
-done by then, so they held nothing up.
+one phase only, as on the critical path, it goes to the innermost span that ends last: the others
+had ended by then, so they held nothing up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from bootseer.profiler.report.load.segments import PREFIX_CHARS
 from bootseer.profiler.report.load.spans import Span
+from bootseer.profiler.report.model import JOB
 
-WHOLE = "job"
-_DEEPEST = 64  # ancestors asked for in a row; a chain of parents may be a circle
-_PREFIX_CHARS = 10  # of a span id: one writer's (see `events`)
+_MAX_ANCESTORS = 64  # a chain of parents may be a circle
 
 
 class Part(NamedTuple):
@@ -52,35 +52,35 @@ class Item(NamedTuple):
     outlasts: bool
 
 
-_moment = tuple.__new__  # a quarter of the time of Moment(...)
+_new = tuple.__new__  # a quarter of the time of Moment(...)
 
 
-class _Node:
+class _TreeNode:
     """An item with its place in the forest of spans."""
 
-    __slots__ = ("above", "begin_s", "end_s", "part", "rank", "reach_s")
+    __slots__ = ("above", "begin_s", "end_s", "part", "precedence", "reach_s")
 
     def __init__(self, item: Item) -> None:
         self.begin_s, self.end_s = item.begin_s, item.end_s
         self.part = Part(item.span.name, item.span.wait, item.shared)
-        self.above: _Node | None = None
+        self.above: _TreeNode | None = None
         # When it and all within it had ended; the lane's end waited for nothing that outlasts it.
         self.reach_s = -math.inf if item.outlasts else item.end_s
-        self.rank: tuple[tuple[float, float], ...] = ()
+        self.precedence: tuple[tuple[float, float], ...] = ()
 
 
-def moments(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[Moment]:
+def find_moments(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[Moment]:
     """The innermost spans at each moment, in order; moments that no span covers are absent.
 
-    `parents` has the parent of every span of the process, also of those that are no items, such
+    `parents` has the parent of every span of the process, including spans that are no items, such
     as one that never ended.
     """
-    whole = [item for item in items if item.span.name == WHOLE and item.end_s > item.begin_s]
-    nodes = _forest(items, parents)
+    jobs = [item for item in items if item.span.name == JOB and item.end_s > item.begin_s]
+    nodes = _build_forest(items, parents)
     edges = {edge for node in nodes for edge in (node.begin_s, node.end_s)}
-    edges.update(edge for item in whole for edge in (item.begin_s, item.end_s))
-    out: list[Moment] = []
-    active: list[_Node] = []
+    edges.update(edge for item in jobs for edge in (item.begin_s, item.end_s))
+    moments: list[Moment] = []
+    active: list[_TreeNode] = []
     following = 0
     for low, high in itertools.pairwise(sorted(edges)):
         while following < len(nodes) and nodes[following].begin_s <= low:
@@ -90,68 +90,71 @@ def moments(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[Mo
         if len(active) == 1:
             parts: tuple[Part, ...] = (active[0].part,)
         elif active:
-            parts = tuple([node.part for node in _innermost(active)])
+            parts = tuple([node.part for node in _find_innermost(active)])
         else:
-            around = (item for item in whole if item.begin_s <= low < item.end_s)
-            found = next(around, None)
-            if found is None:
+            running = (item for item in jobs if item.begin_s <= low < item.end_s)
+            job = next(running, None)
+            if job is None:
                 continue
-            parts = (Part(WHOLE, found.span.wait, found.shared),)
-        if out and out[-1][1] == low and out[-1][2] == parts:
-            low = out.pop()[0]  # noqa: PLW2901 - one moment, though something outer ended in it
-        out.append(_moment(Moment, (low, high, parts)))
-    return out
+            parts = (Part(JOB, job.span.wait, job.shared),)
+        if moments and moments[-1][1] == low and moments[-1][2] == parts:
+            low = moments.pop()[0]  # noqa: PLW2901 - one moment, though an outer span ended in it
+        moments.append(_new(Moment, (low, high, parts)))
+    return moments
 
 
-def _forest(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[_Node]:
-    """The items as nodes, by begin and the longer first, each below the one that it is within;
-    without the whole command, which everything is within."""
+def _build_forest(items: Sequence[Item], parents: Mapping[str, str | None]) -> list[_TreeNode]:
+    """The items as nodes, by begin and the longer first, each linked to the one it is within.
+
+    Without the whole command, which everything is within.
+    """
     ordered = sorted(
-        (item for item in items if item.end_s > item.begin_s and item.span.name != WHOLE),
+        (item for item in items if item.end_s > item.begin_s and item.span.name != JOB),
         key=lambda item: (item.begin_s, -item.end_s),
     )
-    nodes = [_Node(item) for item in ordered]
+    nodes = [_TreeNode(item) for item in ordered]
     by_id = {
         item.span.span_id: node
         for item, node in zip(ordered, nodes, strict=True)
         if item.span.span_id is not None
     }
-    in_logs: dict[tuple[object, ...], list[_Node]] = {}
+    stacks: dict[tuple[object, ...], list[_TreeNode]] = {}
     for item, node in zip(ordered, nodes, strict=True):
-        about = item.span.attributes
-        if about is not None and about.get("bootseer.source") == "log":
-            above = _containing(in_logs.setdefault(_log_lane(item.span, about), []), node)
-        else:
-            above = None
-        node.above = above or _parent(item.span, by_id, parents)
+        attributes = item.span.attributes
+        above = None
+        if attributes is not None and attributes.get("bootseer.source") == "log":
+            stack = stacks.setdefault(_log_lane_of(item.span, attributes), [])
+            above = _push_into_containing(stack, node)
+        node.above = above or _find_parent(item.span, by_id, parents)
     for node in nodes:
         if node.above is not None:
-            _climb(node)
+            _extend_reach(node)
     for node in nodes:
-        node.rank = _rank(node)
+        node.precedence = _find_precedence(node)
     return nodes
 
 
-def _parent(
-    span: Span, by_id: Mapping[str, _Node], parents: Mapping[str, str | None]
-) -> _Node | None:
+def _find_parent(
+    span: Span, by_id: Mapping[str, _TreeNode], parents: Mapping[str, str | None]
+) -> _TreeNode | None:
     """The nearest ancestor that is an item."""
-    at, steps = span.parent_id, 0
-    while at is not None and steps < _DEEPEST:
-        if at in by_id:
-            return by_id[at]
-        at, steps = parents.get(at), steps + 1
+    ancestor, steps = span.parent_id, 0
+    while ancestor is not None and steps < _MAX_ANCESTORS:
+        if ancestor in by_id:
+            return by_id[ancestor]
+        ancestor, steps = parents.get(ancestor), steps + 1
     return None
 
 
-def _log_lane(span: Span, about: Mapping[str, object]) -> tuple[object, ...]:
-    writer = (span.span_id or "")[:_PREFIX_CHARS]
-    told = (about.get("bootseer.rank"), about.get("bootseer.local_rank"))
-    return writer, *(rank if type(rank) is int else None for rank in told)
+def _log_lane_of(span: Span, attributes: Mapping[str, object]) -> tuple[object, ...]:
+    """A key that the spans of one log have in common that are of the same rank."""
+    writer = (span.span_id or "")[:PREFIX_CHARS]
+    ranks = (attributes.get("bootseer.rank"), attributes.get("bootseer.local_rank"))
+    return writer, *(rank if type(rank) is int else None for rank in ranks)
 
 
-def _containing(stack: list[_Node], node: _Node) -> _Node | None:
-    """The innermost of the log's earlier spans that contains `node`."""
+def _push_into_containing(stack: list[_TreeNode], node: _TreeNode) -> _TreeNode | None:
+    """Add `node` to the log's running spans; return the innermost one that contains it."""
     while stack and stack[-1].end_s <= node.begin_s:
         stack.pop()
     above = next((each for each in reversed(stack) if each.end_s >= node.end_s), None)
@@ -159,7 +162,7 @@ def _containing(stack: list[_Node], node: _Node) -> _Node | None:
     return above
 
 
-def _climb(node: _Node) -> None:
+def _extend_reach(node: _TreeNode) -> None:
     """Let all that `node` is within reach as far as it does; break a circle of parents."""
     seen = {id(node)}
     below, above = node, node.above
@@ -172,35 +175,37 @@ def _climb(node: _Node) -> None:
         below, above = above, above.above
 
 
-def _rank(node: _Node) -> tuple[tuple[float, float], ...]:
-    """What to compare nodes by, from the outermost that it is within: who ends last, else who
-    began first."""
-    out = [(node.reach_s, -node.begin_s)]
-    at = node.above
-    while at is not None:
-        out.append((at.reach_s, -at.begin_s))
-        at = at.above
-    return tuple(reversed(out))
+def _find_precedence(node: _TreeNode) -> tuple[tuple[float, float], ...]:
+    """The sort key of nodes that run at once: which ends last, else which began first.
+
+    Compared from the outermost node that each is within.
+    """
+    keys = [(node.reach_s, -node.begin_s)]
+    above = node.above
+    while above is not None:
+        keys.append((above.reach_s, -above.begin_s))
+        above = above.above
+    return tuple(reversed(keys))
 
 
-def _innermost(active: Sequence[_Node]) -> list[_Node]:
-    """Those of the running spans that no running span is within; the one that ends last first."""
+def _find_innermost(active: Sequence[_TreeNode]) -> list[_TreeNode]:
+    """The running spans that no running span is within; the one that ends last first."""
     outer: set[int] = set()
     for node in active:
         above = node.above
         while above is not None and id(above) not in outer:
             outer.add(id(above))
             above = above.above
-    left = [node for node in active if id(node) not in outer] if outer else list(active)
-    if len(left) > 1:
-        names = {node.part.name for node in left}
+    inner = [node for node in active if id(node) not in outer] if outer else list(active)
+    if len(inner) > 1:
+        names = {node.part.name for node in inner}
         if len(names) > 1:
-            left = [node for node in left if not _has_part(node.part.name, names)]
-            left.sort(key=lambda node: node.rank, reverse=True)
-    return left
+            inner = [node for node in inner if not _has_part(node.part.name, names)]
+            inner.sort(key=lambda node: node.precedence, reverse=True)
+    return inner
 
 
 def _has_part(name: str, names: set[str]) -> bool:
-    """Whether another name is a part of this one, which then is outside of it."""
+    """Whether another name is a part of this one, whose span then is the outer one."""
     below = name + "."
     return any(other.startswith(below) for other in names)

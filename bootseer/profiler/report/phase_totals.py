@@ -44,22 +44,22 @@ class LaneTotals:
     held_wait: Mapping[str, float]
 
 
-def of_lanes(lanes: Lanes) -> tuple[LaneTotals, ...]:
+def sum_lanes(lanes: Lanes) -> tuple[LaneTotals, ...]:
     """Add up each lane's pieces, or its moments where spans ran at once."""
-    known: _Known = {}
-    flat = all(len(chain) == 1 for chain in lanes.chains.values())
+    known: _RunningByParts = {}
+    is_flat = all(len(chain) == 1 for chain in lanes.chains.values())
     return tuple(
-        _overlapping_totals(lane, lanes.chains, known)
+        _sum_moments(lane, lanes.chains, known)
         if lane.moments
-        else _plain_totals(lane)
-        if flat and (lane.first or not any(part[2] for part in lane.parts))
-        else _lane_totals(lane, lanes.chains)
+        else _sum_flat_pieces(lane)
+        if is_flat and (lane.is_first or not any(part[2] for part in lane.parts))
+        else _sum_pieces(lane, lanes.chains)
         for lane in lanes.lanes
     )
 
 
-def _plain_totals(lane: Lane) -> LaneTotals:
-    """Add up the pieces of a lane that all count in it, where no phase has parts."""
+def _sum_flat_pieces(lane: Lane) -> LaneTotals:
+    """Add up the pieces of a lane that all count in it, where no phase has sub-phases."""
     own: dict[str, float] = {}
     wait: dict[str, float] = {}
     gap_s, now = 0.0, lane.begin_s
@@ -73,7 +73,7 @@ def _plain_totals(lane: Lane) -> LaneTotals:
     return LaneTotals(own, wait, own, wait, gap_s, own, wait)
 
 
-def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
+def _sum_pieces(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotals:
     """Add up a lane's pieces."""
     own: dict[str, float] = {}
     wait: dict[str, float] = {}
@@ -89,7 +89,7 @@ def _lane_totals(lane: Lane, chains: Mapping[str, tuple[str, ...]]) -> LaneTotal
         top = chain[-1]
         into, into_counted = (wait, counted_wait) if waiting else (own, counted)
         into[top] = into.get(top, 0.0) + length_s
-        if not shared or lane.first:
+        if not shared or lane.is_first:
             for phase in chain:
                 into_counted[phase] = into_counted.get(phase, 0.0) + length_s
     gap_s += lane.end_s - now
@@ -108,29 +108,33 @@ class _Running:
     share: float
 
 
-_Known = dict[tuple[tuple[Part, ...], bool], _Running]
+_RunningByParts = dict[tuple[tuple[Part, ...], bool], _Running]
+"""By a moment's parts, and whether the lane is the first of its group."""
 
 
-def _running(
-    parts: tuple[Part, ...], first: bool, chains: Mapping[str, tuple[str, ...]], known: _Known
+def _find_running(
+    parts: tuple[Part, ...],
+    is_first: bool,
+    chains: Mapping[str, tuple[str, ...]],
+    known: _RunningByParts,
 ) -> _Running:
-    found = known.get((parts, first))
-    if found is None:
+    running = known.get((parts, is_first))
+    if running is None:
         tops: dict[bool, dict[str, None]] = {False: {}, True: {}}
         phases: dict[bool, dict[str, None]] = {False: {}, True: {}}
         for name, waiting, shared in parts:
             tops[waiting][chains[name][-1]] = None
-            if not shared or first:
+            if not shared or is_first:
                 phases[waiting].update(dict.fromkeys(chains[name]))
         own, wait = tuple(tops[False]), tuple(tops[True])
         counted, counted_wait = tuple(phases[False]), tuple(phases[True])
-        found = _Running(own, wait, counted, counted_wait, 1 / len(own or wait))
-        known[parts, first] = found
-    return found
+        running = _Running(own, wait, counted, counted_wait, 1 / len(own or wait))
+        known[parts, is_first] = running
+    return running
 
 
-def _overlapping_totals(
-    lane: Lane, chains: Mapping[str, tuple[str, ...]], known: _Known
+def _sum_moments(
+    lane: Lane, chains: Mapping[str, tuple[str, ...]], known: _RunningByParts
 ) -> LaneTotals:
     """Add up the moments of a lane in which several spans ran at once."""
     own: dict[str, float] = {}
@@ -141,28 +145,28 @@ def _overlapping_totals(
     held_wait: dict[str, float] = {}
     for begin_s, end_s, parts in lane.moments:
         length_s = end_s - begin_s
-        running = _running(parts, lane.first, chains, known)
-        _add(own, running.own, length_s)
-        _add(counted, running.counted, length_s)
+        running = _find_running(parts, lane.is_first, chains, known)
+        _add_seconds(own, running.own, length_s)
+        _add_seconds(counted, running.counted, length_s)
         if running.own:
-            _add(held, running.own, length_s * running.share)
+            _add_seconds(held, running.own, length_s * running.share)
         else:
-            _add(held_wait, running.wait, length_s * running.share)
+            _add_seconds(held_wait, running.wait, length_s * running.share)
         if running.wait:
-            _add(wait, running.wait, length_s)
-            _add(counted_wait, running.counted_wait, length_s)
+            _add_seconds(wait, running.wait, length_s)
+            _add_seconds(counted_wait, running.counted_wait, length_s)
     gap_s = sum([piece.end_s - piece.begin_s for piece in lane.pieces if piece.name is None])
     return LaneTotals(own, wait, counted, counted_wait, gap_s, held, held_wait)
 
 
-def _add(into: dict[str, float], phases: Sequence[str], seconds: float) -> None:
+def _add_seconds(into: dict[str, float], phases: Sequence[str], seconds: float) -> None:
     for phase in phases:
         into[phase] = into.get(phase, 0.0) + seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """What a phase's own events say beside their times, and over how many processes."""
+class PhaseFacts:
+    """A phase's extent on the start's clock, and its faults and bytes, over all processes."""
 
     first_begin_s: float
     last_end_s: float
@@ -172,10 +176,10 @@ class Extras:
     bytes: int | None
 
 
-def phase_stats(
+def compute_phase_stats(
     lanes: Lanes,
     totals: Sequence[LaneTotals],
-    extras: Mapping[str, Extras],
+    facts: Mapping[str, PhaseFacts],
     within_noise: Mapping[str, int],
 ) -> tuple[PhaseStats, ...]:
     """Statistics of every observed phase, by first begin; sub-phases follow their phase."""
@@ -192,34 +196,34 @@ def phase_stats(
             wait[phase].append(value)
             nodes[phase].add(lane.node)
             count[phase] += phase not in total.counted
-    out = []
-    for phase, extra in extras.items():
+    stats = []
+    for phase, facts_of_phase in facts.items():
         chain = lanes.chains.get(phase, (phase,))
-        out.append(
-            _stats(
+        stats.append(
+            _make_phase_stats(
                 phase,
                 chain[1] if len(chain) > 1 else None,
                 (len(nodes[phase]), count[phase]),
                 (sorted(own[phase]), sorted(wait[phase])),
-                extra,
+                facts_of_phase,
                 within_noise.get(phase, 0),
             )
         )
-    begins = {phase: extra.first_begin_s for phase, extra in extras.items()}
+    begins = {phase: each.first_begin_s for phase, each in facts.items()}
 
-    def order(stats: PhaseStats) -> list[tuple[float, str]]:
-        chain = lanes.chains.get(stats.name, (stats.name,))
+    def order(each: PhaseStats) -> list[tuple[float, str]]:
+        chain = lanes.chains.get(each.name, (each.name,))
         return [(begins.get(name, 0.0), name) for name in reversed(chain)]
 
-    return tuple(sorted(out, key=order))
+    return tuple(sorted(stats, key=order))
 
 
-def _stats(
+def _make_phase_stats(
     phase: str,
     parent: str | None,
     counts: tuple[int, int],
     values: tuple[list[float], list[float]],
-    extra: Extras,
+    facts: PhaseFacts,
     within_noise: int,
 ) -> PhaseStats:
     own, wait = values
@@ -236,64 +240,66 @@ def _stats(
         max_over_median=own[-1] / p50_s if p50_s else None,
         wait_p50_s=quantile(wait, 0.5) if wait else None,
         wait_max_s=wait[-1] if wait else None,
-        first_begin_s=extra.first_begin_s,
-        last_end_s=extra.last_end_s,
-        killed=extra.killed,
-        errors=extra.errors,
-        fallbacks=extra.fallbacks,
-        bytes=extra.bytes,
+        first_begin_s=facts.first_begin_s,
+        last_end_s=facts.last_end_s,
+        killed=facts.killed,
+        errors=facts.errors,
+        fallbacks=facts.fallbacks,
+        bytes=facts.bytes,
         within_noise=within_noise,
     )
 
 
 def node_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key for node names: numbers in them by value."""
-    out: list[tuple[int, int, str]] = []
+    parts: list[tuple[int, int, str]] = []
     text = ""
     for char in name:
         # Equal kinds run together; a change between digits and others starts a new part.
         if text and (char.isdecimal() != text[-1].isdecimal()):
-            out.append(_part(text))
+            parts.append(_order_of_part(text))
             text = ""
         text += char
     if text:
-        out.append(_part(text))
-    return tuple(out)
+        parts.append(_order_of_part(text))
+    return tuple(parts)
 
 
-def _part(text: str) -> tuple[int, int, str]:
+def _order_of_part(text: str) -> tuple[int, int, str]:
     return (0, int(text), text) if text.isdecimal() else (1, 0, text)
 
 
-def by_node(lanes: Lanes) -> dict[str, list[int]]:
+def _group_by_node(lanes: Lanes) -> dict[str, list[int]]:
     """Lane numbers of each node, nodes in order."""
-    found: dict[str, list[int]] = defaultdict(list)
+    numbers: dict[str, list[int]] = defaultdict(list)
     for number, lane in enumerate(lanes.lanes):
-        found[lane.node].append(number)
-    return {node: found[node] for node in sorted(found, key=node_order)}
+        numbers[lane.node].append(number)
+    return {node: numbers[node] for node in sorted(numbers, key=node_order)}
 
 
-def heat_map(lanes: Lanes, totals: Sequence[LaneTotals], phases: Sequence[str]) -> HeatMap:
+def build_heat_map(lanes: Lanes, totals: Sequence[LaneTotals], phases: Sequence[str]) -> HeatMap:
     """Medians over each node's lanes; `phases` are the columns (top-level ones)."""
-    nodes = by_node(lanes)
+    nodes = _group_by_node(lanes)
     own = []
     wait = []
     for numbers in nodes.values():
-        own.append(_row([totals[n].own for n in numbers], phases))
-        wait.append(_row([totals[n].wait for n in numbers], phases))
+        own.append(_median_row([totals[n].own for n in numbers], phases))
+        wait.append(_median_row([totals[n].wait for n in numbers], phases))
     return HeatMap(tuple(nodes), tuple(phases), tuple(own), tuple(wait))
 
 
-def _row(found: Sequence[Mapping[str, float]], phases: Sequence[str]) -> tuple[float | None, ...]:
+def _median_row(
+    totals: Sequence[Mapping[str, float]], phases: Sequence[str]
+) -> tuple[float | None, ...]:
     row: list[float | None] = []
     for phase in phases:
-        values = sorted([seconds[phase] for seconds in found if phase in seconds])
+        values = sorted([seconds[phase] for seconds in totals if phase in seconds])
         row.append(quantile(values, 0.5) if values else None)
     return tuple(row)
 
 
-def group_gpus(lanes: Lanes) -> tuple[list[int], bool]:
-    """GPUs of each group, and whether one a rank had to be assumed somewhere.
+def count_gpus(lanes: Lanes) -> tuple[list[int], bool]:
+    """GPUs of each group, and whether one GPU a rank had to be assumed for any.
 
     A process names how many GPUs it may see: all of its node's, or its own one. So a group has
     the most that any of its processes named, but at least one a rank if it has any.
@@ -301,15 +307,15 @@ def group_gpus(lanes: Lanes) -> tuple[list[int], bool]:
     ranks = [0] * len(lanes.gpus)
     for lane in lanes.lanes:
         ranks[lane.group] += lane.rank is not None
-    out = []
+    gpus = []
     for named, count in zip(lanes.gpus, ranks, strict=True):
-        out.append(count if named is None else max(named, count) if named else 0)
-    return out, any(named is None for named in lanes.gpus)
+        gpus.append(count if named is None else max(named, count) if named else 0)
+    return gpus, any(named is None for named in lanes.gpus)
 
 
-def gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
+def compute_gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
     """GPU-hours from each group's first event to each lane's first step, queueing left out."""
-    gpus, assumed = group_gpus(lanes)
+    gpus, are_assumed = count_gpus(lanes)
     size = [0] * len(gpus)
     began_s = [float("inf")] * len(gpus)
     for lane in lanes.lanes:
@@ -333,22 +339,22 @@ def gpu_hours(lanes: Lanes, totals: Sequence[LaneTotals]) -> GpuHours:
         phases.append(PhaseGpuHours(None, gap, 0.0))
     own_sum, wait_sum = sum(own.values()), sum(wait.values())
     return GpuHours(
-        own_sum + wait_sum + gap, own_sum, wait_sum, gap, sum(gpus), assumed, tuple(phases)
+        own_sum + wait_sum + gap, own_sum, wait_sum, gap, sum(gpus), are_assumed, tuple(phases)
     )
 
 
-def node_summaries(
+def summarize_nodes(
     lanes: Lanes, totals: Sequence[LaneTotals], skew: Skew, killed: Mapping[str, int]
 ) -> tuple[NodeSummary, ...]:
-    """One record a node."""
-    out = []
-    for node, numbers in by_node(lanes).items():
+    """One record a node; `killed` counts the phases of each that never ended."""
+    summaries = []
+    for node, numbers in _group_by_node(lanes).items():
         mine = [lanes.lanes[n] for n in numbers]
         named = [lanes.gpus[group] for group in {lane.group for lane in mine}]
         ahead = skew.ahead_ns.get(node)
-        unsure = skew.uncertainty_ns.get(node)
-        whole = all(lane.reached for lane in mine)
-        out.append(
+        uncertainty = skew.uncertainty_ns.get(node)
+        all_reached = all(lane.reached for lane in mine)
+        summaries.append(
             NodeSummary(
                 name=node,
                 processes=len(mine),
@@ -356,19 +362,19 @@ def node_summaries(
                 own_s=fmean([sum(totals[n].held.values()) for n in numbers]),
                 wait_s=fmean([sum(totals[n].held_wait.values()) for n in numbers]),
                 gap_s=fmean([totals[n].gap_s for n in numbers]),
-                first_step_s=max(lane.end_s for lane in mine) if whole else None,
+                first_step_s=max(lane.end_s for lane in mine) if all_reached else None,
                 killed=killed.get(node, 0),
                 skew_s=None if ahead is None else ahead / 1e9,
-                skew_uncertainty_s=None if unsure is None else unsure / 1e9,
+                skew_uncertainty_s=None if uncertainty is None else uncertainty / 1e9,
             )
         )
-    return tuple(out)
+    return tuple(summaries)
 
 
-def medians(totals: Sequence[LaneTotals]) -> dict[str, float]:
+def compute_medians(totals: Sequence[LaneTotals]) -> dict[str, float]:
     """Each top-level phase's median own work over the lanes that had it."""
-    found: dict[str, list[float]] = defaultdict(list)
+    values_of: dict[str, list[float]] = defaultdict(list)
     for total in totals:
         for phase, seconds in total.own.items():
-            found[phase].append(seconds)
-    return {phase: median(values) for phase, values in found.items()}
+            values_of[phase].append(seconds)
+    return {phase: median(values) for phase, values in values_of.items()}

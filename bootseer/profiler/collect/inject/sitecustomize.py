@@ -1,6 +1,7 @@
-"""Found first on PYTHONPATH where imports are to be timed; then gives way to the user's own.
+"""Installs the import hook in a job's Python process, then runs the user's own sitecustomize.
 
-Must never fail, print, or leave a trace in the job's `sys.path`.
+Python finds this module first, as its directory stands at the head of PYTHONPATH where imports are
+to be timed. It must never fail, print, or leave a trace in the job's `sys.path`.
 """
 
 from __future__ import annotations
@@ -12,36 +13,39 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _start() -> None:
+def _install_hook() -> None:
     """Install the hook; the event writer is loaded when there is something to write."""
     import os
 
     if os.environ.get("BOOTSEER_IMPORTS") != "1" or not os.environ.get("BOOTSEER_EVENTS"):
         return
-    parent = os.path.abspath(__file__)
+    package_parent = os.path.abspath(__file__)
     for _ in range(5):
-        parent = os.path.dirname(parent)
+        package_parent = os.path.dirname(package_parent)
 
-    def load(name: str) -> Any:
-        sys.path.append(parent)  # at the end: nothing that lies there may hide the job's modules
+    def load_module(name: str) -> Any:
+        sys.path.append(package_parent)  # last, so that it cannot hide the job's own modules
         try:
             module = __import__(name)
         finally:
             sys.path.reverse()
-            sys.path.remove(parent)  # the last one, which is ours
+            sys.path.remove(package_parent)  # the last one, which is ours
             sys.path.reverse()
         for part in name.split(".")[1:]:
             module = getattr(module, part)
         return module
 
     def open_writer() -> Any:
-        return load("bootseer.events.writer").open_writer()
+        return load_module("bootseer.events.writer").open_writer()
 
-    load("bootseer.profiler.collect.import_hook").install(open_writer)
+    load_module("bootseer.profiler.collect.import_hook").install(open_writer)
 
 
-def _give_way() -> None:
-    """Import the sitecustomize that would have been found without us; its errors are its own."""
+def _import_next_sitecustomize() -> None:
+    """Import the sitecustomize that Python would have found without this one.
+
+    An error of its own is raised as without us.
+    """
     import os
 
     here = os.path.dirname(os.path.abspath(__file__))
@@ -58,7 +62,7 @@ def _give_way() -> None:
 
 
 try:
-    _start()
+    _install_hook()
 except Exception:  # fall-back border: the job runs, without its imports timed
     pass
-_give_way()
+_import_next_sitecustomize()

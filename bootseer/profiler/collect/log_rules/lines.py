@@ -1,8 +1,9 @@
-"""From log bytes to clean lines, ranks and times: pure, bounded, on Python 3.9 and newer.
+"""Lines, ranks, times and durations read from log bytes: pure and bounded.
 
-Terms: a *line* ends at a line feed or a carriage return (progress bars redraw themselves with the
-latter); a *lane* is the source within one stream that a launcher's prefix names, such as
-`[rank3]:` or torchrun's `[default3]:`.
+Python 3.9, standard library only. Terms: a *line* ends at a line feed or a carriage return
+(progress bars redraw themselves with the latter); a *lane* is the source within one stream that a
+launcher's prefix names, such as `[rank3]:` or torchrun's `[default3]:`; a *stamp* is the time that
+a container's log puts before a line, as opposed to the program's own timestamp within it.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ import time
 from typing import List, Optional, Tuple
 
 LINE_MAX_BYTES = 8192
-"""Longer lines are matched by their first so many bytes; the rest is skipped, never kept."""
+"""Of a longer line only this many bytes are matched; the rest is skipped, never kept."""
 
 SECOND_NS = 1_000_000_000
 _MAX_TIME_NS = 1 << 62
 
 _DAY_CODES = ("%d", "%j", "%c", "%x")
 _YEAR_CODES = ("%Y", "%y", "%c", "%x")
-"""Of strptime formats: those that give a day, and those that give a year."""
+"""Codes of strptime formats that give a day, and those that give a year."""
 
-_ENDS = re.compile(rb"[\r\n]")
+_LINE_END = re.compile(rb"[\r\n]")
 # ECMA-48 control sequences, operating-system commands (titles, links) and two-byte escapes.
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -Z\\^_])")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 
-# `[rank0]:` is a global rank, written by torch itself, with or without a blank; `[default0]:` is
-# torchrun's role name and local rank (--tee;
-# torch/distributed/elastic/multiprocessing/tail_log.py; some scripts name the role `HOST:`) and
-# `[1,0]<stderr>:` mpirun --tag-output's job and rank: these two put no blank, so one that follows
-# is the line's own. `srun -l` writes a task's number, right-aligned; Ray and vLLM `(Name pid=1,
-# ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs` the container,
-# `NAME-1  | ` (before 2.0 `NAME_1  | `, with `container_name` any name, which only the time that
-# `--timestamps` puts after it tells from a line of a table); torchx (and NeMo-Run) a role's
-# replica, `NAME/0 `, before others.
+# `[rank0]:` is a global rank, written by torch itself, with or without a space after it;
+# `[default0]:` is torchrun's role name and local rank (--tee;
+# torch/distributed/elastic/multiprocessing/tail_log.py; some scripts name the role `HOST:`);
+# `[1,0]<stderr>:` is job and rank of mpirun --tag-output. The latter two add no space, so one that
+# follows belongs to the line. `srun -l` writes a task's number, right-aligned; Ray and vLLM
+# `(Name pid=1, ip=…) `; `kubectl logs --prefix` the pod and its container; `docker compose logs`
+# the container, `NAME-1  | ` (before 2.0 `NAME_1  | `; with `container_name` any name, which only
+# the time that `--timestamps` adds after it distinguishes from a line of a table); torchx (and
+# NeMo-Run) a role's replica, `NAME/0 `, before others.
 _PREFIX = re.compile(
     r"\[rank(?P<rank>\d{1,7})\]: ?"
     r"|\[(?P<role>[A-Za-z](?:[A-Za-z_.-]{0,30}|[\w-]{0,60}\d:)\d{1,7})\]:"
@@ -50,26 +51,26 @@ _PREFIX = re.compile(
     r"|(?P<container>[A-Za-z0-9][\w.-]{0,62}) {1,40}\| (?=\d{4}-\d\d-\d\dT\d\d:)"
 )
 _PREFIXES_MAX = 3
-# The name of an actor, which a process may change: vLLM's `Worker` becomes `Worker_TP0`.
+# The name of an actor, which may change during its life: vLLM's `Worker` becomes `Worker_TP0`.
 _ACTOR_NAME = re.compile(r"(?:^|(?<= ))[A-Za-z][\w.:-]*(?: [\w=]+){0,2} (?=pid=\d)")
 
 # `kubectl logs --timestamps` (RFC 3339 with nanoseconds), the container runtime's own files, and
-# what CI systems and loggers write in its place: brackets, a blank for the T, a zone without colon.
+# the variants of CI systems and loggers: brackets, a space for the T, a zone without colon.
 _STAMP = re.compile(
     r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d))\]? "
     r"(?:std(?:out|err) [FP] )?"
 )
 
-_UNIX_UNITS = {"unix": 1.0, "unix_ms": 1e3, "unix_us": 1e6, "unix_ns": 1e9}
+_UNITS_PER_SECOND = {"unix": 1.0, "unix_ms": 1e3, "unix_us": 1e6, "unix_ns": 1e9}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(h|ms|m|µs|us|ns|s)")
 _DURATION_NS = {"h": 3600e9, "m": 60e9, "s": 1e9, "ms": 1e6, "us": 1e3, "µs": 1e3, "ns": 1.0}
 
 
 class LineSplitter:
-    """Cuts a byte stream into lines, holding at most `limit_bytes` of an unfinished one.
+    """Splits a byte stream into lines, holding at most `limit_bytes` of an unfinished one.
 
-    The result does not depend on how the stream was cut into chunks. Empty lines are left out.
-    A line longer than the limit is given out, cut, as soon as the limit is passed.
+    The result does not depend on how the stream was divided into chunks. Empty lines are left out.
+    A line longer than the limit is truncated and returned as soon as the limit is exceeded.
     """
 
     def __init__(self, limit_bytes: int = LINE_MAX_BYTES) -> None:
@@ -81,13 +82,13 @@ class LineSplitter:
         """Return the lines that `data` completes, without their ends."""
         lines: List[bytes] = []
         start = 0
-        for found in _ENDS.finditer(data):
-            self._add(data[start : found.start()], lines)
+        for line_end in _LINE_END.finditer(data):
+            self._extend_line(data[start : line_end.start()], lines)
             if self._partial:
                 lines.append(self._partial)
             self._partial, self._skipping = b"", False
-            start = found.end()
-        self._add(data[start:], lines)
+            start = line_end.end()
+        self._extend_line(data[start:], lines)
         return lines
 
     def flush(self) -> List[bytes]:
@@ -96,11 +97,11 @@ class LineSplitter:
         self._partial, self._skipping = b"", False
         return last
 
-    def gap(self) -> None:
-        """Bytes were lost here: what follows up to the next line end belongs to no known line."""
+    def mark_gap(self) -> None:
+        """Drop the unfinished line and its rest up to the next line end, as bytes were lost."""
         self._partial, self._skipping = b"", True
 
-    def _add(self, piece: bytes, lines: List[bytes]) -> None:
+    def _extend_line(self, piece: bytes, lines: List[bytes]) -> None:
         if self._skipping or not piece:
             return
         self._partial += piece[: self._limit + 1 - len(self._partial)]
@@ -110,26 +111,26 @@ class LineSplitter:
 
 
 def clean(raw: bytes) -> str:
-    """Text of a line: terminal escapes and control bytes removed, bad UTF-8 replaced."""
+    """Return a line's text: terminal escapes and control bytes removed, bad UTF-8 replaced."""
     if b"\x1b" in raw:
         raw = _ANSI.sub(b"", raw)
     return _CONTROL.sub(b"", raw).decode("utf-8", "replace")
 
 
 def split_prefix(text: str) -> Tuple[str, str]:
-    """Split the launchers' prefixes off: (lane, rest). The lane is "" without one.
+    """Split the launchers' prefixes off: (lane, rest). The lane is "" without a prefix.
 
-    A lane reads `rank3` for a global rank, role and local rank, such as `default3`, or the actor
-    or container; of nested prefixes, all with blanks between.
+    A lane is `rank3` for a global rank, the role and local rank, such as `default3`, or the actor
+    or container; nested prefixes give all of theirs, separated by spaces.
     """
     lane, _, rest = split_line(text, stamped=False)
     return lane, rest
 
 
 def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], str]:
-    """Split prefixes and the time that a container's log adds off: (lane, Unix ns, rest).
+    """Split the launchers' prefixes and the stamp off: (lane, stamp in Unix ns, rest).
 
-    The time is None where there is none, or where `stamped` is false: then it stays in the rest.
+    The stamp is None where there is none, or where `stamped` is false: then it stays in the rest.
     """
     lanes: List[str] = []
     stamp_ns: Optional[int] = None
@@ -138,26 +139,26 @@ def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], 
         if stamp is not None:
             stamp_ns = parse_time_ns(stamp.group(1), "iso", 0, 0)
             text = text[stamp.end() :]
-        found = _PREFIX.match(text)
-        if found is None:
+        prefix = _PREFIX.match(text)
+        if prefix is None:
             break
-        text = text[found.end() :]
-        rank = found.group("rank") or found.group("mpi") or found.group("task")
+        text = text[prefix.end() :]
+        rank = prefix.group("rank") or prefix.group("mpi") or prefix.group("task")
         groups = ("role", "actor", "pod", "replica", "service", "container")
-        named = next(filter(None, found.group(*groups)), "")
-        if found.group("service", "container") != (None, None):
-            named += "/"  # a container's number is no rank
-        lanes.append(f"rank{int(rank)}" if rank else named)
+        name = next(filter(None, prefix.group(*groups)), "")
+        if prefix.group("service", "container") != (None, None):
+            name += "/"  # a container's number is no rank
+        lanes.append(f"rank{int(rank)}" if rank else name)
     return " ".join(lanes), stamp_ns, text
 
 
 def lane_process(lane: str) -> str:
-    """What of a lane stays the same while its process runs: all but an actor's name."""
+    """Return the part of a lane that stays while its process runs: all but an actor's name."""
     return _ACTOR_NAME.sub("", lane) if "pid=" in lane else lane
 
 
 def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
-    """(global rank, local rank) that a lane names; None where it does not say."""
+    """Return the (global rank, local rank) that a lane names; None for each that it does not."""
     lane = lane.rpartition(" ")[2]
     digits = lane[len(lane.rstrip("0123456789")) :]
     if not digits or "/" in lane or "=" in lane:
@@ -167,7 +168,7 @@ def lane_rank(lane: str) -> Tuple[Optional[int], Optional[int]]:
 
 
 def parse_duration_ns(text: str) -> Optional[int]:
-    """Nanoseconds of `123ms`, `1.2s`, `1m 02s`, `4.5µs`; None if nothing in it is a duration."""
+    """Return the nanoseconds of `123ms`, `1.2s`, `1m 02s`, `4.5µs`; None without a duration."""
     parts = _DURATION.findall(text)
     if not parts:
         return None
@@ -184,47 +185,48 @@ def parse_time_ns(
     near_ns: int,
     latest_ns: Optional[int] = None,
 ) -> Optional[int]:
-    """Unix nanoseconds of a log's own timestamp, or None if `text` does not fit or lies outside
-    of the years 1970 to 2115.
+    """Return the Unix nanoseconds of a log's timestamp.
+
+    None if `text` does not fit the format or lies outside the years 1970 to 2115.
 
     `time_format` is `iso`, `unix`, `unix_ms`, `unix_us`, `unix_ns` or a strptime format;
-    `utc_offset_s` applies to times that carry no zone (None = this machine's zone). A format
-    without year, or without date, takes what is missing so that the time lies nearest `near_ns`;
-    a year for which it would lie after `latest_ns` is taken only where no other is possible.
+    `utc_offset_s` applies to times that carry no zone (None = this machine's zone). For a format
+    without year, or without date, the missing part is chosen so that the time lies nearest
+    `near_ns`; a year that puts it after `latest_ns` is chosen only where no other is possible.
     """
     try:
-        found_ns = _moment_ns(text, time_format, utc_offset_s, near_ns, latest_ns)
+        time_ns = _parse_any_time_ns(text, time_format, utc_offset_s, near_ns, latest_ns)
     except (ValueError, OverflowError, OSError):
         return None
-    return found_ns if found_ns is not None and 0 <= found_ns < _MAX_TIME_NS else None
+    return time_ns if time_ns is not None and 0 <= time_ns < _MAX_TIME_NS else None
 
 
-def _moment_ns(
+def _parse_any_time_ns(
     text: str,
     time_format: str,
     utc_offset_s: Optional[int],
     near_ns: int,
     latest_ns: Optional[int],
 ) -> Optional[int]:
-    if time_format in _UNIX_UNITS:
-        return _unix_ns(text, _UNIX_UNITS[time_format])
+    if time_format in _UNITS_PER_SECOND:
+        return _parse_unix_ns(text, _UNITS_PER_SECOND[time_format])
     if time_format == "iso":
-        return _datetime_ns(_iso(text), utc_offset_s)
+        return _convert_datetime_ns(_parse_iso(text), utc_offset_s)
     if not any(code in time_format for code in _DAY_CODES):
-        return _nearest_day(text, time_format, utc_offset_s, near_ns)
+        return _parse_without_day_ns(text, time_format, utc_offset_s, near_ns)
     if not any(code in time_format for code in _YEAR_CODES):
-        return _nearest_year(text, time_format, utc_offset_s, near_ns, latest_ns)
-    return _datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
+        return _parse_without_year_ns(text, time_format, utc_offset_s, near_ns, latest_ns)
+    return _convert_datetime_ns(datetime.datetime.strptime(text, time_format), utc_offset_s)
 
 
-def _unix_ns(text: str, per_second: float) -> int:
+def _parse_unix_ns(text: str, units_per_second: float) -> int:
     whole, _, fraction = text.strip().partition(".")
-    scale = int(1e9 / per_second)
-    return int(whole) * scale + int(float("0." + (fraction or "0")) * scale)
+    unit_ns = int(1e9 / units_per_second)
+    return int(whole) * unit_ns + int(float("0." + (fraction or "0")) * unit_ns)
 
 
-def _iso(text: str) -> datetime.datetime:
-    """ISO 8601 as logs write it; Python 3.9 reads neither `Z`, nor `,`, nor 9 digits."""
+def _parse_iso(text: str) -> datetime.datetime:
+    """Parse ISO 8601 as logs write it; Python 3.9 reads neither `Z`, nor `,`, nor 9 digits."""
     text = text.strip().replace(",", ".")
     text = text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
     if text[-5:-4] in ("+", "-") and text[-4:].isdigit() and ":" in text:
@@ -236,7 +238,7 @@ def _iso(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text)
 
 
-def _datetime_ns(moment: datetime.datetime, utc_offset_s: Optional[int]) -> int:
+def _convert_datetime_ns(moment: datetime.datetime, utc_offset_s: Optional[int]) -> int:
     if moment.tzinfo is not None:
         moment = moment.astimezone(datetime.timezone.utc)
         seconds = calendar.timegm(moment.timetuple())
@@ -247,31 +249,34 @@ def _datetime_ns(moment: datetime.datetime, utc_offset_s: Optional[int]) -> int:
     return seconds * SECOND_NS + moment.microsecond * 1000
 
 
-def _nearest_year(
+def _parse_without_year_ns(
     text: str,
     time_format: str,
     utc_offset_s: Optional[int],
     near_ns: int,
     latest_ns: Optional[int],
 ) -> Optional[int]:
-    year = time.gmtime(near_ns // SECOND_NS).tm_year
-    found = []
-    for candidate in (year - 1, year, year + 1):
+    near_year = time.gmtime(near_ns // SECOND_NS).tm_year
+    candidates_ns = []
+    for year in (near_year - 1, near_year, near_year + 1):
         try:
-            moment = datetime.datetime.strptime(f"{candidate} {text}", f"%Y {time_format}")
+            moment = datetime.datetime.strptime(f"{year} {text}", f"%Y {time_format}")
         except ValueError:  # 29 February exists in one of the three at most
             continue
-        found.append(_datetime_ns(moment, utc_offset_s))
+        candidates_ns.append(_convert_datetime_ns(moment, utc_offset_s))
     if latest_ns is not None:
-        found = [ns for ns in found if ns <= latest_ns] or found
-    return min(found, key=lambda ns: abs(ns - near_ns)) if found else None
+        candidates_ns = [ns for ns in candidates_ns if ns <= latest_ns] or candidates_ns
+    return min(candidates_ns, key=lambda ns: abs(ns - near_ns)) if candidates_ns else None
 
 
-def _nearest_day(text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int) -> int:
+def _parse_without_day_ns(
+    text: str, time_format: str, utc_offset_s: Optional[int], near_ns: int
+) -> int:
     clock = datetime.datetime.strptime(text, time_format)
     today = datetime.datetime.fromtimestamp(near_ns // SECOND_NS)
     days = [today.date() + datetime.timedelta(days=shift) for shift in (-1, 0, 1)]
-    found = [
-        _datetime_ns(datetime.datetime.combine(day, clock.timetz()), utc_offset_s) for day in days
+    candidates_ns = [
+        _convert_datetime_ns(datetime.datetime.combine(day, clock.timetz()), utc_offset_s)
+        for day in days
     ]
-    return min(found, key=lambda ns: abs(ns - near_ns))
+    return min(candidates_ns, key=lambda ns: abs(ns - near_ns))

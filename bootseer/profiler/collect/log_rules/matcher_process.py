@@ -1,15 +1,15 @@
 """The process that matches a running job's output against log rules, so that the job never waits.
 
-Python 3.9, standard library only. `run` copies output through and hands the matcher what passed,
-as frames on a pipe that it writes without blocking: a frame that does not fit is dropped and its
+Python 3.9, standard library only. `run` copies the output through and sends it to the matcher as
+frames on a pipe that it writes without blocking: a frame that does not fit is dropped and its
 bytes are counted in a later `encode_dropped` frame. The matcher writes events and nothing else; it
-ends when the pipe does, and ignores the signals that a terminal sends to all processes of a job.
+exits when the pipe ends, and ignores the signals that a terminal sends to all processes of a job.
 
 Frame, network byte order: payload length (uint32, at most FRAME_MAX_BYTES), stream id (uint8),
-arrival as Unix and as monotonic nanoseconds (uint64 each), payload. Stream DROPPED_STREAM is ours:
-its payload is the stream id (uint8) and the count of bytes dropped from it (uint64).
+arrival as Unix and as monotonic nanoseconds (uint64 each), payload. Stream DROPPED_STREAM carries
+counts: its payload is a stream id (uint8) and the count of bytes dropped from that stream (uint64).
 
-One match that burns more than SEARCH_LIMIT_S of CPU is broken off by a timer signal (CPython's
+One match that uses more than SEARCH_LIMIT_S of CPU time is interrupted by a timer signal (CPython's
 regular expressions check for signals while they backtrack), its rule is not used again, and a
 `log_rules` event with status=fallback names it.
 """
@@ -23,9 +23,9 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Match, Optional, Pattern, Tuple
 
-from bootseer.profiler.collect.log_rules import engine as logengine
-from bootseer.profiler.collect.log_rules import lines
-from bootseer.profiler.collect.log_rules import rules as logrules
+from bootseer.profiler.collect.log_rules.engine import Engine, PhaseEvent, TooSlow, make_fallback
+from bootseer.profiler.collect.log_rules.lines import LineSplitter
+from bootseer.profiler.collect.log_rules.rules import load as load_rules
 
 if TYPE_CHECKING:
     from bootseer.events.writer import NullWriter, Writer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FRAME_MAX_BYTES = 1 << 16
 DROPPED_STREAM = 255
 SEARCH_LIMIT_S = 0.1
-"""CPU time of one search; what exceeds it is stopped within twice as much."""
+"""CPU time of one search; a longer one is interrupted within twice this time."""
 
 _HEADER = struct.Struct("!IBQQ")
 _DROPPED = struct.Struct("!BQ")
@@ -42,7 +42,7 @@ _NICE = 10
 _PACKAGE_PARENT = os.path.abspath(__file__)
 for _ in range(5):
     _PACKAGE_PARENT = os.path.dirname(_PACKAGE_PARENT)
-_BOOT = (
+_START_CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from bootseer.profiler.collect.log_rules.matcher_process import main; "
     "sys.exit(main(sys.argv[1:]))"
@@ -53,23 +53,26 @@ Frame = Tuple[int, int, int, bytes]
 
 
 class FrameError(ValueError):
-    """Bytes that no `encode_frame` made; the stream cannot be followed any further."""
+    """Bytes are not a frame; the rest of the stream cannot be read either."""
 
 
 def encode_frame(stream: int, time_unix_nano: int, mono_nano: int, data: bytes) -> bytes:
-    """One frame; `data` holds at most FRAME_MAX_BYTES, `stream` is 0 to 254."""
+    """Return one frame; `stream` is 0 to 254.
+
+    Raises FrameError if `data` is longer than FRAME_MAX_BYTES.
+    """
     if len(data) > FRAME_MAX_BYTES:
         raise FrameError(f"a frame holds at most {FRAME_MAX_BYTES} bytes, not {len(data)}")
     return _HEADER.pack(len(data), stream, time_unix_nano, mono_nano) + data
 
 
 def encode_dropped(stream: int, count_bytes: int) -> bytes:
-    """The frame that says how many bytes of a stream were dropped at this place."""
+    """Return the frame that says how many bytes of a stream were dropped at this place."""
     return _HEADER.pack(_DROPPED.size, DROPPED_STREAM, 0, 0) + _DROPPED.pack(stream, count_bytes)
 
 
 class FrameParser:
-    """Bytes in, whole frames out; holds at most one unfinished frame."""
+    """Parses a byte stream into frames; holds at most one unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -96,11 +99,11 @@ class FrameParser:
 def command(
     rules: Iterable[str], events: Optional[str] = None, python: Optional[str] = None
 ) -> List[str]:
-    """The command line of a matcher process: isolated, so that nothing of the job's runs in it.
+    """Return the command line of a matcher process, isolated from the job's Python settings.
 
     `rules` are rule files or shipped names, `events` is as in `events.open_writer`.
     """
-    words = [python or sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGE_PARENT]
+    words = [python or sys.executable, "-I", "-S", "-c", _START_CODE, _PACKAGE_PARENT]
     for rule in rules:
         words += ["--rules", rule]
     return words + (["--events", events] if events else [])
@@ -110,26 +113,27 @@ class SearchLimit:
     """Context manager whose `search` raises TooSlow after too much CPU time in one search.
 
     Uses SIGVTALRM and the virtual interval timer; only in the main thread. A process that is
-    stopped or starved burns no CPU time, so a busy machine makes no rule look slow.
+    stopped or starved uses no CPU time, so a busy machine makes no rule look slow.
     """
 
     def __init__(self, limit_s: float = SEARCH_LIMIT_S) -> None:
         self._limit_s = limit_s
         self._serial = 0
         self._active = 0
-        self._seen = 0
-        self._former: Any = None
+        self._active_at_last_tick = 0
+        self._former_handler: Any = None
 
     def __enter__(self) -> SearchLimit:
-        self._former = signal.signal(signal.SIGVTALRM, self._tick)
+        self._former_handler = signal.signal(signal.SIGVTALRM, self._tick)
         signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s, self._limit_s)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, self._former or signal.SIG_DFL)
+        signal.signal(signal.SIGVTALRM, self._former_handler or signal.SIG_DFL)
 
     def search(self, pattern: Pattern[str], text: str) -> Optional[Match[str]]:
+        """Search as `pattern.search(text)` does."""
         self._serial += 1
         self._active = self._serial
         try:
@@ -138,106 +142,85 @@ class SearchLimit:
             self._active = 0
 
     def _tick(self, *_: object) -> None:
-        if self._active and self._active == self._seen:
+        if self._active and self._active == self._active_at_last_tick:
             self._active = 0  # before raising: nothing outside a search may be interrupted
-            raise logengine.TooSlow
-        self._seen = self._active
+            raise TooSlow
+        self._active_at_last_tick = self._active
 
 
 class Sink:
-    """Writes what the engine found; remembers the span ids of open phases."""
+    """Writes the engine's events; keeps the span ids of open phases."""
 
     def __init__(self, writer: Writer | NullWriter) -> None:
         self._writer = writer
         self._spans: Dict[Tuple[str, str], str] = {}
 
-    def write(self, found: Iterable[logengine.Found]) -> None:
-        for one in found:
-            self._write(one)
+    def write(self, events: Iterable[PhaseEvent]) -> None:
+        for event in events:
+            self._write_event(event)
 
-    def _write(self, one: logengine.Found) -> None:
-        unix_ns, mono_ns = one.time_unix_nano, one.mono_nano
-        if one.kind == "begin":
-            span = self._writer.begin(one.name, one.attributes, None, unix_ns, mono_ns)
-            self._spans[one.key] = span
-        elif one.kind == "end":
-            span = self._spans.pop(one.key)
-            self._writer.end(span, one.name, one.status, one.attributes, unix_ns, mono_ns)
+    def _write_event(self, event: PhaseEvent) -> None:
+        name, status, attributes = event.name, event.status, event.attributes
+        unix_ns, mono_ns = event.time_unix_nano, event.mono_nano
+        if event.kind == "begin":
+            span = self._writer.begin(name, attributes, None, unix_ns, mono_ns)
+            self._spans[event.key] = span
+        elif event.kind == "end":
+            span = self._spans.pop(event.key)
+            self._writer.end(span, name, status, attributes, unix_ns, mono_ns)
         else:
-            self._writer.point(one.name, one.status, one.attributes, None, unix_ns, mono_ns)
+            self._writer.point(name, status, attributes, None, unix_ns, mono_ns)
 
 
 class Matcher:
-    """Frames in, events out: splitters by stream, one engine, counts of what was dropped."""
+    """Matches the lines of all streams by one engine, and counts the bytes that were dropped."""
 
-    def __init__(self, engine: logengine.Engine, sink: Sink) -> None:
+    def __init__(self, engine: Engine, sink: Sink) -> None:
         self._engine, self._sink = engine, sink
-        self._splitters: Dict[int, lines.LineSplitter] = {}
+        self._splitters: Dict[int, LineSplitter] = {}
         self._dropped_bytes = 0
         self._last_ns: Tuple[Optional[int], Optional[int]] = (None, None)
 
-    def frame(self, frame: Frame) -> None:
+    def match_frame(self, frame: Frame) -> None:
+        """Match the lines that a frame completes and write their events."""
         stream, unix_ns, mono_ns, data = frame
         if stream == DROPPED_STREAM:
             if len(data) != _DROPPED.size:
                 raise FrameError(f"a count of dropped bytes has {_DROPPED.size} bytes")
             stream, count = _DROPPED.unpack(data)
             self._dropped_bytes += count
-            self._splitter(stream).gap()
+            self._get_splitter(stream).mark_gap()
             return
         self._last_ns = (unix_ns, mono_ns)
-        for line in self._splitter(stream).feed(data):
-            self._sink.write(self._engine.line(line, unix_ns, mono_ns))
+        for line in self._get_splitter(stream).feed(data):
+            self._sink.write(self._engine.match_line(line, unix_ns, mono_ns))
 
     def close(self) -> None:
-        """End of all streams: match unfinished lines, say what was lost."""
-        unix_ns, mono_ns = self._last_ns
+        """At the end of all streams, match unfinished lines and report what was not matched."""
+        unix_ns, mono_ns = self._last_ns[0] or 0, self._last_ns[1]
         for splitter in self._splitters.values():
             for line in splitter.flush():
-                self._sink.write(self._engine.line(line, unix_ns or 0, mono_ns))
-        rest = self._engine.close()
+                self._sink.write(self._engine.match_line(line, unix_ns, mono_ns))
+        reports = self._engine.close()
         if self._engine.lines and not self._engine.matched:
-            rest.append(unmatched_point(self._engine.lines, unix_ns or 0, mono_ns))
+            reason = f"no log rule matched any of {self._engine.lines} lines of output"
+            reports.append(make_fallback(reason, unix_ns, mono_ns))
         if self._dropped_bytes:
-            rest.append(dropped_point(self._dropped_bytes, unix_ns or 0, mono_ns))
-        self._sink.write(rest)
+            reason = (
+                f"the log rules could not keep up: {self._dropped_bytes} bytes of output "
+                "were not matched"
+            )
+            attributes = {"bootseer.bytes": self._dropped_bytes}
+            reports.append(make_fallback(reason, unix_ns, mono_ns, attributes))
+        self._sink.write(reports)
 
-    def _splitter(self, stream: int) -> lines.LineSplitter:
+    def _get_splitter(self, stream: int) -> LineSplitter:
         if stream not in self._splitters:
-            self._splitters[stream] = lines.LineSplitter()
+            self._splitters[stream] = LineSplitter()
         return self._splitters[stream]
 
 
-def unmatched_point(
-    count_lines: int, time_unix_nano: int, mono_nano: Optional[int]
-) -> logengine.Found:
-    """The `log_rules` event for output in which no rule found anything."""
-    attributes = {
-        "bootseer.source": "log",
-        "bootseer.reason": f"no log rule matched any of {count_lines} lines of output",
-    }
-    return logengine.Found(
-        "point", "log_rules", ("", ""), time_unix_nano, mono_nano, "fallback", attributes
-    )
-
-
-def dropped_point(
-    count_bytes: int, time_unix_nano: int, mono_nano: Optional[int]
-) -> logengine.Found:
-    """The `log_rules` event for output that the rules never saw."""
-    attributes = {
-        "bootseer.source": "log",
-        "bootseer.bytes": count_bytes,
-        "bootseer.reason": f"the log rules could not keep up: {count_bytes} bytes of output "
-        "were not matched",
-    }
-    key = ("", "")
-    return logengine.Found(
-        "point", "log_rules", key, time_unix_nano, mono_nano, "fallback", attributes
-    )
-
-
-def _arguments(argv: List[str]) -> Tuple[List[str], Optional[str]]:
+def _parse_arguments(argv: List[str]) -> Tuple[List[str], Optional[str]]:
     rules: List[str] = []
     events: Optional[str] = None
     rest = list(argv)
@@ -252,38 +235,41 @@ def _arguments(argv: List[str]) -> Tuple[List[str], Optional[str]]:
     return rules, events
 
 
-def _detach() -> None:
-    """Outlive the job's signals, to write what its last lines say; let the job go first."""
+def _detach_from_job() -> None:
+    """Ignore the job's signals, so that its last lines are matched, and lower our priority."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
 
 
-def _pump(descriptor: int, matcher: Matcher) -> None:
+def _match_stream(descriptor: int, matcher: Matcher) -> None:
     parser = FrameParser()
     while True:
         data = os.read(descriptor, _READ_BYTES)
         if not data:
             break
         for frame in parser.feed(data):
-            matcher.frame(frame)
+            matcher.match_frame(frame)
     matcher.close()
 
 
 def main(argv: List[str]) -> int:
-    """Match frames from standard input until it ends: 0, or 1 after a fault written as event."""
+    """Match frames from standard input until it ends.
+
+    Returns the exit code: 0, or 1 after a fault that was written as an event.
+    """
     from bootseer import events
 
-    _detach()
-    rule_files, target = _arguments(argv)
+    _detach_from_job()
+    rule_files, target = _parse_arguments(argv)
     with events.open_writer(target) as writer:
         try:
-            rules = [rule for file in rule_files for rule in logrules.load(file)]
+            rules = [rule for file in rule_files for rule in load_rules(file)]
             with SearchLimit() as limit:
-                engine = logengine.Engine(rules, search=limit.search)
-                _pump(0, Matcher(engine, Sink(writer)))
-        except Exception as error:  # fall-back border: nobody reads our traceback, the report does
+                engine = Engine(rules, search=limit.search)
+                _match_stream(0, Matcher(engine, Sink(writer)))
+        except Exception as error:  # fall-back border: no traceback is read, but the report is
             reason = {"bootseer.source": "log", "bootseer.reason": str(error)}
             writer.point("log_rules", "fallback", {**reason, "error.type": type(error).__name__})
             return 1

@@ -1,4 +1,4 @@
-"""Who wrote an event file: node, pod, rank, from its resource line (pure)."""
+"""Which process wrote an event file: its node, pod and rank, from its resource line (pure)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bootseer.profiler.report.load.spans import Identity
 
 
 def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
-    """Read a resource line's attributes; a node they leave open comes from the file's name.
+    """Read a resource line's attributes; without a node in them, the file's name gives it.
 
-    The writer names its file `<host>-<pid>-<start time>.jsonl`.
+    The event writer names its file `<host>-<pid>-<start time>.jsonl`.
     """
 
     def text(key: str) -> str | None:
@@ -24,9 +24,9 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
         return value if type(value) is int and 0 <= value < 1 << 40 else None
 
     namespace, job_uid = text("k8s.namespace.name"), text("bootseer.job_uid")
-    from_file = os.path.basename(path).removesuffix(".jsonl").rsplit("-", 2)[0]
+    host = os.path.basename(path).removesuffix(".jsonl").rsplit("-", 2)[0]
     return Identity(
-        node=text("k8s.node.name") or text("host.name") or sys.intern(from_file or "unknown"),
+        node=text("k8s.node.name") or text("host.name") or sys.intern(host or "unknown"),
         pod=text("k8s.pod.name"),
         rank=number("bootseer.rank"),
         local_rank=number("bootseer.local_rank"),
@@ -45,17 +45,17 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
     )
 
 
-def true_nodes(identities: Sequence[Identity]) -> list[Identity]:
-    """Replace pod names that stand for nodes by the node's name, where another source tells it.
+def resolve_nodes(identities: Sequence[Identity]) -> list[Identity]:
+    """Replace pod names that stand for nodes by the node's name, where another source has both.
 
     Without the downward API a pod does not know its node, and its host name is the pod's name;
-    events imported from the cluster know both.
+    events imported from the cluster have both.
     """
     nodes = {i.pod: i.node for i in identities if i.pod and i.pod != i.node}
     if not nodes:
         return list(identities)
-    out = []
+    resolved = []
     for identity in identities:
         node = nodes.get(identity.node) or nodes.get(identity.pod or "") or identity.node
-        out.append(identity if node == identity.node else identity._replace(node=node))
-    return out
+        resolved.append(identity if node == identity.node else identity._replace(node=node))
+    return resolved

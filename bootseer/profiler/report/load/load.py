@@ -1,10 +1,11 @@
-"""Read event files into `records`: fast, and with every fault counted instead of fatal.
+"""Read event files into `spans.Loaded`: fast, and with every fault counted instead of fatal.
 
-Files are read in blocks of whole lines. A block of lines as the event writer leaves them is taken
-apart by a pattern (see `lines`). Any other is parsed as one JSON array, which is twice as fast as
-line by line; when that fails, its lines are parsed one by one and the bad ones counted.
-Many files are parsed by several processes (see `readers`): these do what can be told from one file
-alone, here all is joined in the order of the files, so nothing depends on who read what.
+Files are read in blocks of whole lines. A block of lines in the event writer's own form is taken
+apart by a pattern (see `line_blocks`). Any other is parsed as one JSON array, which is twice as
+fast as line by line; when that fails, its lines are parsed one by one and the bad ones counted.
+Many files are parsed by several processes (see `readers`). These do what depends on one file alone;
+here all of it is joined in the order of the files, so the result does not depend on which process
+read what.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from functools import partial
 from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report.load import readers
 from bootseer.profiler.report.load.identity import identity_of
-from bootseer.profiler.report.load.line_blocks import RESOURCE, decode, pack_lines
+from bootseer.profiler.report.load.line_blocks import RESOURCE_START, decode_json, pack_lines
 from bootseer.profiler.report.load.pairing import Collector
-from bootseer.profiler.report.load.segments import pack
+from bootseer.profiler.report.load.segments import pack_events
 from bootseer.profiler.report.load.spans import Loaded
 from bootseer.profiler.report.load.templates import Templates
 from bootseer.profiler.report.model import Problem
 
 _FIRST_BYTES = 64 << 10  # holds a whole file of the usual size; asking for more costs its pages
 _BLOCK_BYTES = 8 << 20
-_MAX_LINE_BYTES = 1 << 20  # the writer's limit is 32 KiB; whatever is longer is not an event
+_MAX_LINE_BYTES = 1 << 20  # the writer's limit is 32 KiB; a longer line is not an event
 
 DETAILS = {
     "unreadable": "could not be opened or read, or is no regular file",
@@ -65,13 +66,13 @@ def load(paths: Sequence[str]) -> Loaded:
     not one event in them. Anything less is a `Problem` of the result.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    files, size = _find(paths, counts)
+    files, size = _find_files(paths, counts)
     collector = Collector(counts)
     templates = Templates()
     pack_file = partial(_pack_file, templates=templates)
-    with collector_paused(), readers.packed_files(files, size, pack_file) as packed:
-        for path, found in zip(files, packed, strict=True):
-            if found is None or not _take(found, path, collector, counts):
+    with pause_garbage_collection(), readers.pack_files(files, size, pack_file) as results:
+        for path, packed in zip(files, results, strict=True):
+            if packed is None or not _add_packed(packed, path, collector, counts):
                 _read_file(path, collector, counts, templates)
         starts = collector.finish()
     problems = tuple(
@@ -92,21 +93,23 @@ def load(paths: Sequence[str]) -> Loaded:
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: looking for cycles among a million records that have none
-    would take half the time."""
-    enabled = gc.isenabled()
+def pause_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile.
+
+    Looking for cycles among a million records that have none would take half the time.
+    """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
-def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> tuple[list[str], int]:
+def _find_files(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> tuple[list[str], int]:
     """All event files, each once (by device and inode), in a stable order; and their bytes."""
-    found: dict[tuple[int, int], str] = {}
+    files: dict[tuple[int, int], str] = {}
     size = 0
 
     def note_unreadable(error: OSError) -> None:
@@ -134,28 +137,28 @@ def _find(paths: Sequence[str], counts: Counter[tuple[str, str]]) -> tuple[list[
             except OSError:
                 counts[candidate, "unreadable"] += 1
             else:
-                found.setdefault((status.st_dev, status.st_ino), candidate)
+                files.setdefault((status.st_dev, status.st_ino), candidate)
                 size += status.st_size
-    return list(found.values()), size
+    return list(files.values()), size
 
 
-def _take(
-    found: readers.Packed, path: str, collector: Collector, counts: Counter[tuple[str, str]]
+def _add_packed(
+    packed: readers.PackedFile, path: str, collector: Collector, counts: Counter[tuple[str, str]]
 ) -> bool:
-    """Take a file that was read elsewhere; False, with nothing taken, if it must be read here."""
-    noted, segments, writers = found
+    """Add a file that another process read; False, with nothing added, if it must be read here."""
+    problems, segments, writers = packed
     collector.open_file(path)
-    if not collector.fits(segments):
+    if not collector.can_add(segments):
         return False
-    for kind, count in noted:
+    for kind, count in problems:
         counts[path, kind] += count
-    collector.take(segments, writers)
+    collector.add_segments(segments, writers)
     collector.close_file()
     return True
 
 
-def _pack_file(path: str, templates: Templates) -> readers.Packed | None:
-    """What a file holds, if it is a usual one (see `segments`) of no more than one block."""
+def _pack_file(path: str, templates: Templates) -> readers.PackedFile | None:
+    """What a file holds, if it is no longer than one block and made of segments."""
     try:
         with _open(path) as file:
             status = os.fstat(file.fileno())
@@ -169,11 +172,11 @@ def _pack_file(path: str, templates: Templates) -> readers.Packed | None:
         return None
     counts: Counter[tuple[str, str]] = Counter()
     segments = pack_lines(block, whole=True, templates=templates)
-    segments = segments or pack(_events(block, path, counts), whole=True)
+    segments = segments or pack_events(_parse_events(block, path, counts), whole=True)
     if segments is None:
         return None
-    noted = [(kind, count) for (_, kind), count in counts.items()]
-    return noted, segments, [identity_of(segment.resource, path) for segment in segments]
+    problems = [(kind, count) for (_, kind), count in counts.items()]
+    return problems, segments, [identity_of(segment.resource, path) for segment in segments]
 
 
 def _open(path: str) -> io.BufferedReader:
@@ -193,10 +196,10 @@ def _read_file(
             if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):  # /dev/zero has no end
                 raise OSError
             # One byte more than there are shows at once that there are no more.
-            for block in _blocks(file.fileno(), status.st_size + 1):
+            for block in _read_blocks(file.fileno(), status.st_size + 1):
                 whole = not size and len(block) == status.st_size
                 size += len(block)
-                _parse(block, path, collector, counts, whole, templates)
+                _parse_block(block, path, collector, counts, whole, templates)
     except OSError:
         counts[path, "unreadable"] += 1
     else:
@@ -205,7 +208,7 @@ def _read_file(
     collector.close_file()
 
 
-def _blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
+def _read_blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
     """Blocks of whole lines, the last line possibly without its newline."""
     rest = b""
     ask_bytes = min(max(first_bytes, _FIRST_BYTES), _BLOCK_BYTES)
@@ -223,7 +226,7 @@ def _blocks(fd: int, first_bytes: int) -> Iterator[bytes]:
         yield rest
 
 
-def _parse(
+def _parse_block(
     block: bytes,
     path: str,
     collector: Collector,
@@ -231,60 +234,63 @@ def _parse(
     whole: bool,
     templates: Templates,
 ) -> None:
-    """Hand a block's events over, by segments where it can be; `whole`: the file's only block."""
-    ahead, rest = (b"", block) if whole else _at_resource(block)
+    """Give the collector a block's events, as segments if possible.
+
+    With `whole`, it is the file's only block.
+    """
+    ahead, rest = (b"", block) if whole else _cut_at_resource(block)
     segments = pack_lines(rest, whole=whole, templates=templates)
     if segments is None:
-        _parse_json(_events(block, path, counts), collector, whole)
+        _add_events(_parse_events(block, path, counts), collector, whole)
         return
     if ahead:
-        _parse_json(_events(ahead, path, counts), collector, whole)
-    if collector.fits(segments):
-        collector.take(segments)
+        _add_events(_parse_events(ahead, path, counts), collector, whole)
+    if collector.can_add(segments):
+        collector.add_segments(segments)
     else:
-        collector.add(_events(rest, path, counts))
+        collector.add_events(_parse_events(rest, path, counts))
 
 
-def _at_resource(block: bytes) -> tuple[bytes, bytes]:
+def _cut_at_resource(block: bytes) -> tuple[bytes, bytes]:
     """A block cut before its first resource line."""
-    if block.startswith(RESOURCE):
+    if block.startswith(RESOURCE_START):
         return b"", block
-    cut = block.find(b"\n" + RESOURCE) + 1
+    cut = block.find(b"\n" + RESOURCE_START) + 1
     return (block[:cut], block[cut:]) if cut else (block, b"")
 
 
-def _parse_json(events: list[object], collector: Collector, whole: bool) -> None:
+def _add_events(events: list[object], collector: Collector, whole: bool) -> None:
     if not whole:  # events of a writer whose resource line stood in an earlier block
-        starts = (place for place, event in enumerate(events) if _is_resource(event))
+        starts = (index for index, event in enumerate(events) if _is_resource(event))
         ahead = next(starts, len(events))
-        collector.add(events[:ahead])
+        collector.add_events(events[:ahead])
         events = events[ahead:]
-    segments = pack(events, whole=whole)
-    if segments is not None and collector.fits(segments):
-        collector.take(segments)
+    segments = pack_events(events, whole=whole)
+    if segments is not None and collector.can_add(segments):
+        collector.add_segments(segments)
     else:
-        collector.add(events)
+        collector.add_events(events)
 
 
 def _is_resource(event: object) -> bool:
     return isinstance(event, dict) and event.get("event") == "resource"
 
 
-def _events(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> list[object]:
-    """The events of a block; whatever is none is counted."""
+def _parse_events(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> list[object]:
+    """The values that a block's lines hold as JSON; lines that hold none are counted."""
     if block.endswith(b"\n"):
         joined = block[:-1].replace(b"\n", b",")
         try:
-            events = decode("[" + joined.decode("utf-8") + "]")
+            events = decode_json("[" + joined.decode("utf-8") + "]")
         except (ValueError, RecursionError):
             events = []
         # Equal counts rule out that a torn line and its successor made one value together.
         if len(events) == block.count(b"\n"):
             return events  # type: ignore[no-any-return]
-    return list(_lines(block, path, counts))
+    return list(_parse_lines(block, path, counts))
 
 
-def _lines(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> Iterator[object]:
+def _parse_lines(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> Iterator[object]:
     for line in block.split(b"\n"):
         if not line.strip():
             continue
@@ -294,6 +300,6 @@ def _lines(block: bytes, path: str, counts: Counter[tuple[str, str]]) -> Iterato
             counts[path, "not-text"] += 1
             continue
         try:
-            yield decode(text)
+            yield decode_json(text)
         except (ValueError, RecursionError):
             counts[path, "torn-line" if text.startswith("{") else "bad-line"] += 1

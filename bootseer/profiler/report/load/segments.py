@@ -1,10 +1,10 @@
-"""The usual file, checked and paired column by column (pure).
+"""Segments: one writer's events, checked and paired column by column (pure).
 
-A *segment* is what one writer leaves: its resource line, then its events, in one trace, under span
-ids of one prefix. A file of a process is one segment; a file of a node's processes, joined, is
-several. Checks run over columns, at C speed, and a segment is plain values of few objects, so that
-another process may make it and hand it over (see `readers`). Whatever is not so is None here, and
-`loadstate` goes event by event, with the same result.
+A *segment* is what one writer leaves: its resource line, then its events, all in one trace and
+under span ids with one prefix. A file of one process is one segment; the joined file of a node's
+processes is several. Checks run over whole columns, at C speed, and a segment consists of few plain
+values, so that another process may make it and hand it over (see `readers`). For events in any
+other form the result here is None; `pairing` then takes them one by one, with the same result.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from bootseer.profiler.report.load.columns import Spans, columns_of
 
 VERSION = 1
-PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events`)
+PREFIX_CHARS = 10  # of a span id: the same for all spans of one writer (see `events.writer`)
 JUMP_NS = 50_000_000
 MAX_TIME_NS = 1 << 62
-LEAST_NS = 10**17  # in March 1973; what is less was not written in nanoseconds
+MIN_TIME_NS = 10**17  # March 1973: a smaller number was not written in nanoseconds
 
-# name, time on the writer's clock, status, parent id, attributes or None
-Begin = tuple[str, int, str, str | None, dict[str, object] | None]
+Half = tuple[str, int, str, str | None, dict[str, object] | None]
+"""One end of a span: name, time on the writer's clock, status, parent id, attributes or None."""
 
 _FIELDS = itemgetter(
     "event",
@@ -47,8 +47,11 @@ _INT, _TEXT, _OBJECT = {int}, {str}, {dict}
 class Segment(NamedTuple):
     """One writer's events, paired; `negative` counts the spans that ended before they began.
 
-    `offset_ns` and `jumps` are of the writer's clock (see `settled`). `clock` is empty where the
-    segment is all of its writer's events; else they are settled once all of them are known.
+    `base_ns` is the first event's wall time minus its monotonic time. `offset_ns` and `jumps` are
+    those of `settle_clock`, final only where `clock` is empty: then the segment is all of its
+    writer's events. Else `clock` has each event's (monotonic time, wall time minus monotonic
+    time), from which they follow once all events are known. `open` has the begins without an end
+    and `orphans` the ends without a begin, each with its span id.
     """
 
     trace: str
@@ -62,14 +65,15 @@ class Segment(NamedTuple):
     clock: list[tuple[int, int]]
     negative: int
     spans: Spans
-    open: dict[str, Begin]
-    orphans: list[tuple[str, Begin]]
+    open: dict[str, Half]
+    orphans: list[tuple[str, Half]]
 
 
-def settled(monos: Sequence[int], offsets: Sequence[int]) -> tuple[int, int]:
-    """The median of (wall - monotonic), and how often the wall clock jumped; one of each at least.
+def settle_clock(monos: Sequence[int], offsets: Sequence[int]) -> tuple[int, int]:
+    """The median of the offsets (wall minus monotonic time), and how often the wall clock jumped.
 
-    A clock being slewed moves by at most 500 ppm; twice that is still no jump.
+    There must be at least one of each. A clock that is slewed moves by at most 500 ppm; up to
+    twice that is no jump.
     """
     ordered = sorted(offsets)
     middle = ordered[len(ordered) // 2]
@@ -82,10 +86,10 @@ def settled(monos: Sequence[int], offsets: Sequence[int]) -> tuple[int, int]:
     return middle, jumps
 
 
-def told(
+def join_attributes(
     begun_with: dict[str, object] | None, ended_with: dict[str, object] | None
 ) -> tuple[bool, dict[str, object] | None]:
-    """Whether a span waited, and its attributes, from those of its two halves."""
+    """Whether a span is a wait, and its attributes, from the attributes of its begin and end."""
     attributes = begun_with
     if ended_with is not None:
         attributes = ended_with if begun_with is None else {**begun_with, **ended_with}
@@ -95,23 +99,25 @@ def told(
     return wait, None if wait and len(attributes) == 1 else attributes
 
 
-def paired(
-    key: str, begin: Begin, end: Begin
+def join_halves(
+    key: str, begin: Half, end: Half
 ) -> tuple[str, int, int | None, bool, str, bool, str, str | None, dict[str, object] | None]:
-    """The fields of a span from its two halves; its status is `unknown`, and its end None, where
-    it ended before it began."""
+    """The fields of a `Span` from its begin and its end.
+
+    Where it ended before it began, its status is `unknown` and its end None.
+    """
     name, began, _, parent, begun_with = begin
     _, ended, status, _, ended_with = end
-    wait, attributes = told(begun_with, ended_with)
+    wait, attributes = join_attributes(begun_with, ended_with)
     if ended < began:
         return name, began, None, wait, "unknown", False, key, parent, attributes
     return name, began, ended, wait, sys.intern(status), False, key, parent, attributes
 
 
-def pack(events: Sequence[object], *, whole: bool) -> list[Segment] | None:
-    """All of `events` as segments, or None where anything in them is not as the writer leaves it.
+def pack_events(events: Sequence[object], *, whole: bool) -> list[Segment] | None:
+    """All of `events` as segments, or None where any is not as the event writer writes it.
 
-    `whole` tells that no more events of the same file follow.
+    With `whole`, no more events of the same file follow.
     """
     try:
         rows = list(map(_FIELDS, events))  # type: ignore[arg-type]
@@ -123,46 +129,49 @@ def pack(events: Sequence[object], *, whole: bool) -> list[Segment] | None:
     if not _are_usual(columns):
         return None
     kinds: tuple[str, ...] = columns[0]
-    starts = [place for place, kind in enumerate(kinds) if kind == "resource"]
+    starts = [index for index, kind in enumerate(kinds) if kind == "resource"]
     if starts[:1] != [0]:
         return None
-    out: list[Segment] = []
+    segments: list[Segment] = []
     for low, high in pairwise([*starts, len(rows)]):
         part = [column[low:high] for column in columns] if len(starts) > 1 else columns
-        segment = segment_of(part[:-1], whole=whole)
+        segment = make_segment(part[:-1], whole=whole)
         if segment is None:
             return None
-        out.append(segment)
-    return out if are_distinct(out) else None
+        segments.append(segment)
+    return segments if have_distinct_prefixes(segments) else None
 
 
-def are_distinct(segments: Sequence[Segment]) -> bool:
-    """Whether each has a prefix of its own."""
+def have_distinct_prefixes(segments: Sequence[Segment]) -> bool:
+    """Whether each segment has a prefix of its own."""
     return len({segment.prefix for segment in segments}) == len(segments)
 
 
 def _are_usual(columns: Sequence[tuple[Any, ...]]) -> bool:
     """Whether every field of every event has its proper type and a value within bounds."""
-    kinds, traces, ids, parents, names, walls, monos, states, more, versions = columns
+    kinds, traces, ids, parents, names, walls, monos, statuses, attributes, versions = columns
     return (
-        all(set(map(type, texts)) == _TEXT for texts in (kinds, traces, ids, names, states))
+        all(set(map(type, texts)) == _TEXT for texts in (kinds, traces, ids, names, statuses))
         and all(set(map(type, numbers)) == _INT for numbers in (walls, monos, versions))
-        and set(map(type, more)) == _OBJECT
+        and set(map(type, attributes)) == _OBJECT
         and set(map(type, parents)) <= _TEXT_OR_NONE
         and set(kinds) <= _KINDS_OR_RESOURCE
         and set(versions) == {VERSION}
         and all(names)
-        and min(walls) >= LEAST_NS
+        and min(walls) >= MIN_TIME_NS
         and max(walls) < MAX_TIME_NS
         and max(monos) < MAX_TIME_NS
         and min(monos) > -MAX_TIME_NS
     )
 
 
-def segment_of(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | None:
-    """One writer's columns, its resource line first, as a segment; None where its ids repeat or
-    are not of one prefix. They are those of `_FIELDS` up to the attributes."""
-    kinds, traces, ids, parents, names, walls, monos, states, more = columns
+def make_segment(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | None:
+    """Make a segment of one writer's columns, its resource line first.
+
+    The columns are those of `_FIELDS` up to the attributes. None where span ids repeat or have
+    more than one prefix.
+    """
+    kinds, traces, ids, parents, names, walls, monos, statuses, attributes = columns
     prefix = ids[0][:PREFIX_CHARS]
     if len(ids) < 2 or len(set(traces)) > 1 or {key[:PREFIX_CHARS] for key in ids} != {prefix}:
         return None
@@ -175,12 +184,12 @@ def segment_of(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | No
     if len(set(begun)) < len(begun) or len(set(ended)) < len(ended):
         return None
     spans: list[tuple[Any, ...]] = []
-    opened: dict[str, Begin] = {}
-    orphans: list[tuple[str, Begin]] = []
+    opened: dict[str, Half] = {}
+    orphans: list[tuple[str, Half]] = []
     negative = 0
     intern = sys.intern
     for kind, key, parent, name, moment, status, about in zip(
-        kinds, ids, parents, names, monos, states, more, strict=True
+        kinds, ids, parents, names, monos, statuses, attributes, strict=True
     ):
         if kind == "begin":
             opened[key] = (intern(name), moment, status, parent, about or None)
@@ -190,32 +199,31 @@ def segment_of(columns: Sequence[Sequence[Any]], *, whole: bool) -> Segment | No
             if begin is None:
                 orphans.append((key, half))
             else:
-                span = paired(key, begin, half)
+                span = join_halves(key, begin, half)
                 negative += span[2] is None
                 spans.append(span)
         elif kind == "point":
             row = (intern(name), moment, moment, False, status, True, key, parent, about or None)
             spans.append(row)
-    clock = clock_of(monos[1:], offsets, whole=whole)
+    clock = describe_clock(monos[1:], offsets, whole=whole)
     events = len(ids) - 1
-    columns_of_spans = columns_of(spans)
     return Segment(
         intern(traces[0]),
         prefix,
-        more[0],
+        attributes[0],
         events,
         *clock,
         negative,
-        columns_of_spans,
+        columns_of(spans),
         opened,
         orphans,
     )
 
 
-def clock_of(
+def describe_clock(
     monos: Sequence[int], offsets: Sequence[int], *, whole: bool
 ) -> tuple[int, int, int, int, list[tuple[int, int]]]:
-    """A segment's fields from `base_ns` to `clock`, of all events' monotonic times and offsets."""
-    offset_ns, jumps = settled(monos, offsets) if whole else (offsets[0], 0)
+    """A segment's fields from `base_ns` to `clock`; `offsets` are wall minus monotonic times."""
+    offset_ns, jumps = settle_clock(monos, offsets) if whole else (offsets[0], 0)
     clock = [] if whole else list(zip(monos, offsets, strict=True))
     return offsets[0], offset_ns, jumps, monos[0], clock

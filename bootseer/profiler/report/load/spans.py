@@ -1,8 +1,8 @@
-"""What loading leaves of the event files: compact, immutable, in nanoseconds.
+"""Spans, sources and starts, as loading makes them of event files: immutable, in nanoseconds.
 
 A *source* is one writer (one resource line with its events) within one start. Its spans' times
-are on a clock of its own (the monotonic one where it wrote that); `offset_ns` brings them to its
-node's wall clock, by one and the same offset for all writers of a boot.
+are on a clock of its own (the monotonic one where the events have it); adding `offset_ns` gives
+its node's wall clock. All writers of one boot of a node have the same offset.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bootseer.profiler.report.model import Problem
 
 
 class Span(NamedTuple):
-    """A phase, or a point when `point` is set (then both times are equal).
+    """A phase, or a point where `point` is set (then both times are equal).
 
-    `begin_ns` is None for an end without a begin, `end_ns` for a begin without an end; `status`
-    is then `unknown` where an end was read but lies before its begin.
-    `attributes` is None when there were none.
+    `begin_ns` is None for an end without a begin, `end_ns` for a begin without an end. An end
+    that lies before its begin is dropped: `end_ns` is None and `status` is `unknown`.
+    `attributes` is None where there are none.
     """
 
     name: str
@@ -34,11 +34,12 @@ class Span(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who wrote a source, from its resource line. `pod` is the Kubernetes pod's name; `place` its
-    uid, else the container's id: two starts with one place ran in the same container.
-    `is_job_name`: the job uid is no more than a namespace and a name, which several runs may have,
-    and `place` is the pod's uid; `run_uid` is then the uid of the object that made the pod, where
-    the cluster's records tell it.
+    """The process that wrote a source, from its resource line.
+
+    `pod` is the Kubernetes pod's name; `place` the pod's uid, else the container's id: two starts
+    with the same place ran in the same container. With `is_job_name` the job uid is only a
+    namespace and a name, which several runs may share, and `place` is the pod's uid; `run_uid` is
+    then the uid of the object that created the pod, if the cluster's records have it.
     """
 
     node: str
@@ -59,9 +60,9 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One writer's part of one start; `file` is the path it was read from.
+    """One writer's part of one start; `file` is the path that it was read from.
 
-    `spans` are mostly `columns.Spans`.
+    `spans` are `columns.Spans` after loading. `events` counts the events that they were made of.
     """
 
     file: str

@@ -1,11 +1,11 @@
 """Long silences that a wall clock alone measured (pure).
 
 A clock that is set forward in the middle of a start makes a phase longer, by an hour as easily as
-by a second. Writers with a monotonic clock are not misled. What logs, cluster records, shells and
-others' writers tell is by the wall clock alone, and a step of it looks like a phase in which
-nothing else happened anywhere. So where nothing was seen of a start for half an hour or more while
-such a writer says that it worked, and no monotonic clock of any process counted that time, the
-report says that it may be none. Where anybody says that it waited all that time, the start did.
+by a second. Writers with a monotonic clock are not misled. Logs, cluster records, shells and other
+programs' writers have the wall clock alone, and a step of it looks like a phase in which nothing
+else happened anywhere. The report therefore names each period of half an hour or more in which such
+a writer claims to have worked, no other event of the start was seen, and no process's monotonic
+clock confirms the time. Where any process says that it waited all that time, the time did pass.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ from itertools import pairwise
 
 from bootseer.profiler.report.load.columns import columns_of
 from bootseer.profiler.report.load.spans import Source, Start
-from bootseer.profiler.report.model import Problem
-from bootseer.profiler.report.overlap import WHOLE
+from bootseer.profiler.report.model import JOB, Problem
 
 KIND = "wall-clock-alone"
 _PULL = "k8s.image.wait_included"
-"""What `import k8s` writes on a pull whose message said how long it took (kubernetes/kubernetes,
-pkg/kubelet/images/image_manager.go and puller.go, time.Since)."""
+"""Attribute that `import k8s` writes on a pull whose message states its duration: kubelet takes
+that by a monotonic clock (kubernetes/kubernetes, pkg/kubelet/images/image_manager.go and puller.go,
+time.Since)."""
 LEAST_NS = 1800 * 10**9
-"""A silence of less is usual in a start: a compiler's, a checkpoint's."""
+"""A shorter silence is usual in a start: a compiler's, a checkpoint's."""
 
 
 def find_unconfirmed(
     start: Start, shifts: Sequence[int], zero_ns: int, end_ns: int
 ) -> tuple[Problem, ...]:
-    """A line for each long silence up to the start's end that nothing but wall clocks measured.
+    """Name each long silence, up to the start's end, that only wall clocks measured.
 
-    `shifts` brings each source's times to one wall clock, on which the start lasts from `zero_ns`
-    to `end_ns`.
+    Adding `shifts` brings each source's times to one wall clock, on which the start lasts from
+    `zero_ns` to `end_ns`.
     """
     if end_ns - zero_ns < LEAST_NS:
         return ()
     silences = _find_silences(start, shifts, end_ns)
     if not silences:
         return ()
-    times = [_times(s, shift) for s, shift in zip(start.sources, shifts, strict=True)]
-    out = []
+    moments_of = [_find_moments(s, shift) for s, shift in zip(start.sources, shifts, strict=True)]
+    problems = []
     for low_ns, high_ns in silences:
         across = [
             (source, shift)
-            for source, shift, each in zip(start.sources, shifts, times, strict=True)
-            if each and min(each) <= low_ns and max(each) >= high_ns
+            for source, shift, moments in zip(start.sources, shifts, moments_of, strict=True)
+            if moments and min(moments) <= low_ns and max(moments) >= high_ns
         ]
         if any(source.offset_ns for source, _ in across):  # its monotonic clock counted the time
             continue
         worked = [
             (phase, source)
             for source, shift in across
-            if (phase := _phase_within(source, low_ns - shift, high_ns - shift)) is not None
+            if (phase := _find_phase(source, low_ns - shift, high_ns - shift)) is not None
         ]
-        if worked and len(worked) == len(across):  # else somebody knows what it was
+        if worked and len(worked) == len(across):  # else one of them knows that the time passed
             phase, source = max(worked, key=lambda each: each[0] != "")
-            out.append(_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
-    return tuple(out)
+            problems.append(_make_problem(source, phase, low_ns - zero_ns, high_ns - low_ns))
+    return tuple(problems)
 
 
 def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tuple[int, int]]:
-    """Between which two moments nothing was seen for `LEAST_NS` or more.
+    """The pairs of moments between which nothing was seen for `LEAST_NS` or more.
 
     Moments are grouped by the half hour (`LEAST_NS`) in which they lie. Within one no silence has
     room, so its first and last moment are all that counts: a large start has millions to sort.
@@ -72,14 +72,14 @@ def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tup
     for source, shift in zip(start.sources, shifts, strict=True):
         moments = columns_of(source.spans).moments
         ordered = sorted([moment for moment in moments if moment is not None])
-        stop, place = bisect_right(ordered, end_ns - shift), 0
-        while place < stop:
-            number = (ordered[place] + shift) // LEAST_NS
-            behind = bisect_left(ordered, (number + 1) * LEAST_NS - shift, place, stop)
-            low, high = ordered[place] + shift, ordered[behind - 1] + shift
+        stop, index = bisect_right(ordered, end_ns - shift), 0
+        while index < stop:
+            number = (ordered[index] + shift) // LEAST_NS
+            following = bisect_left(ordered, (number + 1) * LEAST_NS - shift, index, stop)
+            low, high = ordered[index] + shift, ordered[following - 1] + shift
             lows[number] = min(low, lows.get(number, low))
             highs[number] = max(high, highs.get(number, high))
-            place = behind
+            index = following
     return [
         (highs[before], lows[after])
         for before, after in pairwise(sorted(lows))
@@ -87,13 +87,15 @@ def _find_silences(start: Start, shifts: Sequence[int], end_ns: int) -> list[tup
     ]
 
 
-def _times(source: Source, shift: int) -> list[int]:
+def _find_moments(source: Source, shift: int) -> list[int]:
     return [moment + shift for span in source.spans for moment in span[1:3] if moment is not None]
 
 
-def _phase_within(source: Source, low_ns: int, high_ns: int) -> str | None:
-    """What a source says that it did all that time, "" for nothing; None where it waited, or
-    pulled an image, whose time kubelet takes by a monotonic clock and states."""
+def _find_phase(source: Source, low_ns: int, high_ns: int) -> str | None:
+    """The innermost phase in which a source was from `low_ns` to `high_ns`; "" for none.
+
+    None where it waited, or pulled an image: kubelet measures that by a monotonic clock.
+    """
     spans = [
         span
         for span in source.spans
@@ -102,16 +104,17 @@ def _phase_within(source: Source, low_ns: int, high_ns: int) -> str | None:
     ]
     if any(span.wait or _PULL in (span.attributes or {}) for span in spans):
         return None
-    inner = max(spans, key=lambda span: (span.begin_ns or 0, span.name != WHOLE), default=None)
+    inner = max(spans, key=lambda span: (span.begin_ns or 0, span.name != JOB), default=None)
     return "" if inner is None else inner.name
 
 
-def _problem(source: Source, phase: str, begin_ns: int, length_ns: int) -> Problem:
-    who = source.identity
-    rank = f"rank {who.rank} on " if who.rank is not None else ""
-    what = f"in {phase}" if phase else "between two phases"
+def _make_problem(source: Source, phase: str, begin_ns: int, length_ns: int) -> Problem:
+    identity = source.identity
+    rank = f"rank {identity.rank} on " if identity.rank is not None else ""
+    activity = f"in {phase}" if phase else "between two phases"
     detail = (
-        f"{length_ns / 1e9:,.0f} s of {rank}{who.node} {what}, from {begin_ns / 1e9:.1f} s on, "
+        f"{length_ns / 1e9:,.0f} s of {rank}{identity.node} {activity}, "
+        f"from {begin_ns / 1e9:.1f} s on, "
         "were measured by its wall clock alone, and nothing else was seen of the start meanwhile: "
         "if that clock was set forward, these seconds never passed"
     )
