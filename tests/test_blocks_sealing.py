@@ -10,10 +10,9 @@ import pytest
 from block_sources import FileSource, block_of, make_source, some_bytes
 from filemode_tools import evict, resident
 
-from bootseer.blocks.cache import present_index, sealed_objects
+from bootseer.blocks.cache import present_index, sealed_objects, uncached_read
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.system import uncached_read
-from bootseer.system.uncached_read import Medium, direct_alignments
+from bootseer.blocks.cache.uncached_read import Medium, direct_alignments
 
 BLOCK = 4096
 SIZE = 40 * BLOCK + 17

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from bootseer.depsnap.store import detached_publish
-from bootseer.system.fork import fork
+from bootseer.system.child_processes import fork
 from bootseer.system.readiness import readable
 
 

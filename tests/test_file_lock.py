@@ -13,8 +13,8 @@ import pytest
 from waiting import until
 
 from bootseer.system import file_lock
+from bootseer.system.child_processes import fork
 from bootseer.system.file_lock import acquire, acquire_directory, is_named, lock, unlock
-from bootseer.system.fork import fork
 
 
 def is_held(path: Path) -> bool:

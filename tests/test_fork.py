@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.system.fork import (
+from bootseer.system.child_processes import (
     close_descriptors,
     end_with_parent,
     fork,

@@ -56,7 +56,7 @@ def test_a_process_may_have_any_name() -> None:
     script = """
 import os
 from bootseer.fuse.mount import mount_point
-from bootseer.system.proc_files import own_status
+from bootseer.system.processes import own_status
 os.geteuid = lambda: 0
 with open("/proc/self/comm", "wb") as file:
     file.write(b"d\\xc3\\xa9marrage-\\xff")

@@ -25,7 +25,7 @@ from bootseer.entrypoint.container_start import start_age_ns
 from bootseer.fuse.operations import Handle, Inode
 from bootseer.imageprefetch.filemode import pagemap
 from bootseer.storage import lease
-from bootseer.system.proc_files import read_proc
+from bootseer.system.processes import read_proc
 
 pytestmark = pytest.mark.root
 

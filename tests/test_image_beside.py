@@ -18,7 +18,7 @@ from waiting import until
 from bootseer.imageprefetch.hotset import local_packer
 from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
-from bootseer.system.interpreter import command_for
+from bootseer.system.child_processes import command_for
 
 pytestmark = [
     pytest.mark.root,

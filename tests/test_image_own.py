@@ -21,7 +21,7 @@ from bootseer.imageprefetch.hotset.local_hotsets import LocalHotSet
 from bootseer.imageprefetch.hotset.local_packer import PackJob
 from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
-from bootseer.system.interpreter import command_for
+from bootseer.system.child_processes import command_for
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]
 

@@ -17,8 +17,8 @@ from bootseer.fuse.mount.mount_point import can_mount
 from bootseer.storage.lease import surely_dead, this_owner
 from bootseer.stripedfs.read import partial_download
 from bootseer.system import processes
-from bootseer.system.fork import fork, name_thread
-from bootseer.system.proc_files import (
+from bootseer.system.child_processes import fork, name_thread
+from bootseer.system.processes import (
     call_within,
     has_capability,
     own_status,

@@ -11,7 +11,7 @@ import pytest
 from wrapping import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
-NAMES += ["system/__init__", "system/readiness", "system/proc_files"]
+NAMES += ["system/__init__", "system/readiness", "system/processes"]
 NAMES += [
     f"entrypoint/{name}"
     for name in (

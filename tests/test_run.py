@@ -269,7 +269,7 @@ def test_the_path_of_run_imports_nothing_foreign(tmp_path):
     allowed |= {f"bootseer.events{name}" for name in ("", ".encoding", ".redaction", ".resource")}
     # What a container's first process looks at.
     allowed |= {"bootseer.entrypoint.container_start", "bootseer.system"}
-    allowed |= {"bootseer.system.proc_files"}
+    allowed |= {"bootseer.system.processes"}
     heavy = {"json", "re", "typing", "enum", "signal", "subprocess", "hashlib", "contextvars"}
     heavy |= {"threading", "dataclasses", "argparse", "click", "logging", "tempfile", "uuid"}
     if "runpy" in modules(ours):

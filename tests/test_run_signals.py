@@ -171,7 +171,7 @@ def test_a_state_that_cannot_be_asked_counts_as_stopped(monkeypatch):
     def fail(path):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("bootseer.system.proc_files.read_proc", fail)
+    monkeypatch.setattr("bootseer.system.processes.read_proc", fail)
     child = transparent_child.Child.__new__(transparent_child.Child)
     child.pid = os.getpid()
     assert child._is_stopped()

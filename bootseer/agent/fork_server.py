@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from bootseer.agent.client import INTERRUPTED
 from bootseer.agent.protocol import DESCRIPTORS, REFUSED, TASK_WORDS, Request, receive_request
+from bootseer.system.child_processes import silence_streams
 from bootseer.system.file_lock import FileLock
-from bootseer.system.fork import silence_streams
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0

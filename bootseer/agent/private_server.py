@@ -24,7 +24,7 @@ from bootseer.agent.protocol import (
     send_request,
 )
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
-from bootseer.system.interpreter import command_for
+from bootseer.system.child_processes import command_for
 
 _TRIES = 3
 

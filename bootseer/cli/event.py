@@ -115,7 +115,7 @@ def _caller() -> str:
     """Name the shell that called us, the same as long as that process lives, and different from
     any other on this machine."""
     from bootseer.events import resource
-    from bootseer.system.proc_files import start_ticks
+    from bootseer.system.processes import start_ticks
 
     try:
         ticks = start_ticks(os.getppid())

@@ -56,8 +56,8 @@ _DEPS_RESTORE = """
     bootseer/depsnap/format/index_checks bootseer/depsnap/format/index
     bootseer/depsnap/format/frames platform site-packages/zstandard/backend_c.so
     site-packages/zstandard/__init__ lib-dynload/binascii base64
-    bootseer/depsnap/restore/unpack_worker bootseer/system/fork
-    bootseer/depsnap/restore/isolated_work bootseer/system/interpreter
+    bootseer/depsnap/restore/unpack_worker bootseer/system/child_processes
+    bootseer/depsnap/restore/isolated_work bootseer/system/child_processes
     bootseer/blockimage/__init__ bootseer/blockimage/tree_entries
     bootseer/blockimage/erofs_format bootseer/blockimage/erofs_writer encodings/ascii
 """
@@ -94,7 +94,7 @@ _IMAGE_MOUNT = """
     encodings/idna bootseer/blockimage/__init__ bootseer/cli/__init__
     bootseer/cli/shared/__init__ bootseer/cli/shared/size_text bootseer/cli/image/__init__
     bootseer/cli/image/outcome bootseer/fuse/__init__ bootseer/system/readiness
-    bootseer/system/fork bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon
+    bootseer/system/child_processes bootseer/fuse/serve/__init__ bootseer/fuse/serve/daemon
     bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point lib-dynload/fcntl
     lib-dynload/_ctypes ctypes/_endian ctypes/__init__ bootseer/system/mount_calls
     bootseer/blockimage/erofs_mount bootseer/imageprefetch/__init__
@@ -104,7 +104,7 @@ _IMAGE_MOUNT = """
     bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
     bootseer/fuse/protocol/replies bootseer/reporting bootseer/fuse/mount/passthrough
     bootseer/fuse/mount/device bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount
-    lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/system/proc_files
+    lib-dynload/_heapq heapq lib-dynload/_queue queue bootseer/system/processes
     bootseer/fuse/serve/requesters bootseer/fuse/serve/pending_replies
     bootseer/fuse/serve/dispatch bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server
     bootseer/fuse/serve/handover platform site-packages/zstandard/backend_c.so

@@ -16,7 +16,7 @@ import socket
 from bootseer import events
 from bootseer.entrypoint.parts import all_parts
 from bootseer.errors import describe
-from bootseer.system.fork import end_with_parent
+from bootseer.system.child_processes import end_with_parent
 
 SOCKET_FD = 3
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.entrypoint.transparent_child import IGNORED_BY_PYTHON
-from bootseer.system.interpreter import command_for
-from bootseer.system.proc_files import read_proc
+from bootseer.system.child_processes import command_for
+from bootseer.system.processes import read_proc
 
 MARKER = "BOOTSEER_PART_ID"
 """Variable that marks the processes of one part, even those that left its process group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from bootseer.system.proc_files import start_ticks
+from bootseer.system.processes import start_ticks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

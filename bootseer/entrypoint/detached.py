@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from bootseer import events
-from bootseer.system.fork import close_descriptors, fork, name_thread, silence_streams
+from bootseer.system.child_processes import close_descriptors, fork, name_thread, silence_streams
 
 NAME = b"bootseer-beside"
 """Its name in `ps`; the kernel keeps 15 characters."""

@@ -239,7 +239,7 @@ class Child:
 
     def _is_stopped(self) -> bool:
         # Needed by job control alone.
-        from bootseer.system.proc_files import read_proc, stat_fields
+        from bootseer.system.processes import read_proc, stat_fields
 
         try:
             return stat_fields(read_proc(f"/proc/{self.pid}/stat"))[0] in (b"T", b"t")

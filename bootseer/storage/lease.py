@@ -31,8 +31,7 @@ from typing import Any, TypeVar
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError
 from bootseer.storage.store import Store
-from bootseer.system.proc_files import start_ticks
-from bootseer.system.processes import boot_id, pid_namespace
+from bootseer.system.processes import boot_id, pid_namespace, start_ticks
 
 BEAT_S = 3.0
 TTL_S = 20.0

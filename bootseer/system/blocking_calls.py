@@ -12,13 +12,13 @@ import contextlib
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
 from bootseer.system.mountinfo import all_mounts
+from bootseer.system.processes import NoAnswerError, call_within, stat_fields
 from bootseer.system.readiness import readable
 
 TYPE_CHECKING = False
@@ -95,23 +95,10 @@ def call_in_thread(call: Callable[[], T], limit_s: float, what: str) -> T:
 
     The thread that waits for it stays behind until the process ends.
     """
-    faults: list[BaseException] = []
-    answers: list[T] = []
-
-    def run() -> None:
-        try:
-            answers.append(call())
-        except BaseException as error:  # a thread's would be lost; the caller raises it below
-            faults.append(error)
-
-    thread = threading.Thread(target=run, name="store", daemon=True)
-    thread.start()
-    thread.join(min(limit_s, threading.TIMEOUT_MAX))
-    if faults:
-        raise faults[0]
-    if not answers:
-        raise _late(what, limit_s)
-    return answers[0]
+    try:
+        return call_within(limit_s, call)
+    except NoAnswerError as error:
+        raise _late(what, limit_s) from error
 
 
 def call_in_process(
@@ -126,7 +113,7 @@ def call_in_process(
     uses no descriptor of ours: they are closed there, so that a process that is left behind does
     not hold them. An error of ours that it raises is raised here, as its nearest class in `errors`.
     """
-    from bootseer.system.fork import fork  # most starts call nothing that may hang
+    from bootseer.system.child_processes import fork  # most starts call nothing that may hang
 
     try:
         out, into = os.pipe()
@@ -160,7 +147,7 @@ def _late(what: str, limit_s: float) -> DeadlineError:
 
 def _answer(call: Callable[[], bytes], into: int) -> None:
     """The child's whole life; never returns."""
-    from bootseer.system.fork import close_descriptors
+    from bootseer.system.child_processes import close_descriptors
     from bootseer.system.regular_files import write_fully
 
     try:
@@ -204,8 +191,6 @@ def _work_of(worker: int) -> tuple[bytes, ...]:
     """The processor time of a process and the bytes that it read and wrote; none of process 0."""
     if not worker:
         return ()
-    from bootseer.system.proc_files import stat_fields  # most starts do without
-
     with open(f"/proc/{worker}/stat", "rb") as file:
         times = stat_fields(file.read())[11:13]
     try:

@@ -32,7 +32,7 @@ from bootseer.depsnap.types import (
     UnpackPolicy,
 )
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError, from_os_error
-from bootseer.system.fork import fork
+from bootseer.system.child_processes import fork
 from bootseer.system.regular_files import open_to_read
 
 TYPE_CHECKING = False

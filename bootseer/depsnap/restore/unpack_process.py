@@ -20,8 +20,7 @@ from typing import Any
 from bootseer import errors
 from bootseer.depsnap.types import Digest, Limits, Omissions, UnpackPolicy
 from bootseer.errors import BootseerError, DeadlineError
-from bootseer.system.fork import end_with_parent
-from bootseer.system.interpreter import command_for
+from bootseer.system.child_processes import command_for, end_with_parent
 
 _MOST_POLL_MS = (1 << 31) - 1
 _END_S = 1.0

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import xxhash
 
-from bootseer.system.fork import fork
+from bootseer.system.child_processes import fork
 
 _MASK = (1 << 128) - 1
 _DIVISIBLE = 256

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bootseer.storage.lease import Lease
 from bootseer.storage.store import Store
-from bootseer.system.fork import close_descriptors, fork, silence_streams
+from bootseer.system.child_processes import close_descriptors, fork, silence_streams
 from bootseer.system.priority import use_idle_disk
 from bootseer.system.readiness import readable
 

@@ -26,7 +26,7 @@ from bootseer.fuse.mount.mount_point import (
 )
 from bootseer.system import mount_calls
 from bootseer.system.mount_calls import MS_NODEV, MS_NOSUID, MS_RDONLY
-from bootseer.system.proc_files import own_status
+from bootseer.system.processes import own_status
 
 if TYPE_CHECKING:
     import socket

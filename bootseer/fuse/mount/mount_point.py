@@ -18,7 +18,7 @@ from bootseer.errors import (
 )
 from bootseer.system import mount_calls
 from bootseer.system.mountinfo import Mounted, all_mounts
-from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
+from bootseer.system.processes import CAP_SYS_ADMIN, has_capability
 
 if TYPE_CHECKING:
     import subprocess

@@ -20,9 +20,9 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.system.fork import fork, silence_descriptors, silence_streams
+from bootseer.system.child_processes import fork, silence_descriptors, silence_streams
 from bootseer.system.paths import is_within
-from bootseer.system.proc_files import call_within
+from bootseer.system.processes import call_within
 from bootseer.system.readiness import readable
 
 USERS_NAMED = 5

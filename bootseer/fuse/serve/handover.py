@@ -36,7 +36,7 @@ from bootseer.fuse.serve.pending_replies import request_resend
 from bootseer.fuse.serve.server import Server, handshake
 from bootseer.light_dataclasses import dataclass
 from bootseer.reporting import Reporter
-from bootseer.system.fork import end_with_parent, fork
+from bootseer.system.child_processes import end_with_parent, fork
 from bootseer.system.readiness import readable
 
 ENDED, FAILED = 0, 70

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.system.proc_files import LIMIT_S, call_within, stat_fields
+from bootseer.system.processes import LIMIT_S, call_within, stat_fields
 
 CLOSING_LIMIT_S = 10.0
 """For a look without which a `close` fails."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.system.libc import last_error, libc
-from bootseer.system.proc_files import CAP_FOWNER, has_capability
+from bootseer.system.processes import CAP_FOWNER, has_capability
 
 _PROT_READ, _MAP_PRIVATE = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent, union
 from bootseer.imageprefetch.filemode.mincore import page_runs
-from bootseer.system.proc_files import LIMIT_S, call_within, read_proc
+from bootseer.system.processes import LIMIT_S, call_within, read_proc
 
 _ENTRY_BYTES = 8
 # In the last byte of an entry: bit 7 present, bit 6 swapped out.

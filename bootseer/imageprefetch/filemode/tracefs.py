@@ -16,8 +16,7 @@ from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.system.mount_calls import make_mount
-from bootseer.system.proc_files import CAP_SYS_ADMIN, has_capability
-from bootseer.system.processes import sees_all_processes
+from bootseer.system.processes import CAP_SYS_ADMIN, has_capability, sees_all_processes
 
 EVENT = "events/filemap/mm_filemap_add_to_page_cache"
 BUFFER_KB = 2048  # of each processor; it is read five times a second

@@ -24,7 +24,7 @@ from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.system import file_lock
-from bootseer.system.interpreter import command_for
+from bootseer.system.child_processes import command_for
 
 LEVEL = 3  # it never leaves the node: time counts more than bytes
 GROWN = 1.05  # pack again when starts touch so many times what the pack holds

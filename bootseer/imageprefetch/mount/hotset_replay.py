@@ -42,7 +42,7 @@ from bootseer.imageprefetch.mount.server_registry import (
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.repository import Repository
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.system.fork import name_thread
+from bootseer.system.child_processes import name_thread
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.settings import MountSettings

@@ -23,7 +23,7 @@ import os
 import sys
 from _socket import SHUT_RDWR, socket, socketpair  # `socket` itself costs 5 ms
 
-from bootseer.system.fork import fork, silence_descriptors
+from bootseer.system.child_processes import fork, silence_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

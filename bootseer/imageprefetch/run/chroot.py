@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from bootseer.errors import NotFoundError
 from bootseer.imageprefetch.run.command import EVENTS_INSIDE, PASSED_ON, Command, await_end
-from bootseer.system.fork import end_with_parent
+from bootseer.system.child_processes import end_with_parent
 from bootseer.system.libc import last_error, libc
 from bootseer.system.mount_calls import (
     MS_BIND,

@@ -22,11 +22,11 @@ from bootseer.profiler.report.critical_path import (
     find_critical_path,
     find_holders,
 )
-from bootseer.profiler.report.forked_call import call_forked
 from bootseer.profiler.report.images import find_image_uses
 from bootseer.profiler.report.lanes import Lanes, build_lanes, shifts_of
 from bootseer.profiler.report.load.clock_skew import Skew, estimate_skew
 from bootseer.profiler.report.load.columns import columns_of
+from bootseer.profiler.report.load.forked_call import call_forked
 from bootseer.profiler.report.load.spans import Loaded, Start
 from bootseer.profiler.report.load.wall_clock import find_unconfirmed
 from bootseer.profiler.report.model import (

@@ -8,7 +8,7 @@ import stat
 
 from bootseer.config.paths import user_directory
 from bootseer.system import file_lock
-from bootseer.system.proc_files import call_within
+from bootseer.system.processes import call_within
 
 MOST_BYTES = 1 << 20
 LIMIT_S = 1.0

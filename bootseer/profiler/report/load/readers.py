@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, BinaryIO
 
-from bootseer.profiler.report.forked_call import may_fork, receive_message, send_message
 from bootseer.profiler.report.load.columns import Spans
+from bootseer.profiler.report.load.forked_call import may_fork, receive_message, send_message
 from bootseer.profiler.report.load.segments import Segment
 from bootseer.profiler.report.load.spans import Identity
-from bootseer.system.fork import fork
+from bootseer.system.child_processes import fork
 
 PackedFile = tuple[list[tuple[str, int]], list[Segment], list[Identity]]
 """A file's problems (kind and count), its segments, and the identity of each segment's writer."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TypeVar
 
-from bootseer.system.fork import fork as fork_process
+from bootseer.system.child_processes import fork as fork_process
 
 _Result = TypeVar("_Result")
 
