@@ -21,8 +21,8 @@ from cache_fetch_worker import CountingStore, requests
 
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
-from bootseer.blocks.fetch.plan import planner
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.plan import planner
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
 from bootseer.imageprefetch.image_cache import ImageCache

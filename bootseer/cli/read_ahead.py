@@ -57,9 +57,9 @@ _DEPS_RESTORE = """
     bootseer/depsnap/format/frames platform site-packages/zstandard/backend_c.so
     site-packages/zstandard/__init__ lib-dynload/binascii base64
     bootseer/depsnap/restore/unpack_worker bootseer/system/child_processes
-    bootseer/depsnap/restore/isolated_work bootseer/system/child_processes
-    bootseer/blockimage/__init__ bootseer/blockimage/tree_entries
-    bootseer/blockimage/erofs_format bootseer/blockimage/erofs_writer encodings/ascii
+    bootseer/depsnap/restore/isolated_work bootseer/blockimage/__init__
+    bootseer/blockimage/tree_entries bootseer/blockimage/erofs_format
+    bootseer/blockimage/erofs_writer encodings/ascii
 """
 _IMAGE_MOUNT = """
     bootseer/storage/__init__ keyword operator reprlib collections/__init__ collections/abc

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from bootseer.blocks.fetch import shared_claims
 from bootseer.blocks.fetch.block_memory import BlockMemory
 from bootseer.blocks.fetch.plan import retry_policy
-from bootseer.blocks.fetch.plan.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.plan.request_plan import Piece
 from bootseer.blocks.fetch.records import (
     Block,
@@ -20,6 +19,7 @@ from bootseer.blocks.fetch.records import (
     StoreQueue,
     Waiter,
 )
+from bootseer.blocks.fetch.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.slabs import Slot
 from bootseer.blocks.fetch.store_queues import StoreQueues
 from bootseer.blocks.fetch.waiters import Waiters

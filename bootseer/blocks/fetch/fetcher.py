@@ -64,8 +64,8 @@ from typing import TYPE_CHECKING
 from bootseer.blocks.cache.direct_reads import DirectReads
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.handles import HeldBytes, Ticket
-from bootseer.blocks.fetch.plan.ranges import Range, wants_of
 from bootseer.blocks.fetch.plan.readahead import ReadAhead, Share
+from bootseer.blocks.fetch.ranges import Range, wants_of
 from bootseer.blocks.fetch.records import Waiter
 from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, writable

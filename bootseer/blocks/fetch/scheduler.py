@@ -13,7 +13,6 @@ from typing import NamedTuple
 from bootseer.blocks.fetch.block_memory import BlockMemory
 from bootseer.blocks.fetch.completion import Completion
 from bootseer.blocks.fetch.plan import retry_policy
-from bootseer.blocks.fetch.plan.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.records import (
     Block,
     Copy,
@@ -24,6 +23,7 @@ from bootseer.blocks.fetch.records import (
     Status,
     Waiter,
 )
+from bootseer.blocks.fetch.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.store_queues import StoreQueues
 from bootseer.blocks.fetch.waiters import Waiters
 from bootseer.blocks.settings import FetchSettings, Priority

@@ -1,1 +1,1 @@
-"""What to ask for, of which server, and when again: pure decisions."""
+"""What one request asks for, and when it is made again: pure decisions."""
