@@ -157,7 +157,7 @@ def part_process(place: Place) -> int:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if b"bootseer.entrypoint.child" in words:
+            if b"bootseer.entrypoint.part_process" in words:
                 return pid
         return None
 

@@ -21,14 +21,9 @@ from hypothesis import strategies as st
 from wheelhouse import make_wheel
 
 import bootseer
+from bootseer.depsnap import pins
 from bootseer.depsnap.json_faults import describe_fault
-from bootseer.depsnap.key import (
-    install_roots,
-    pins,
-    pip_settings,
-    requirements,
-    resolver,
-)
+from bootseer.depsnap.key import install_roots, pip_settings, requirements, resolver
 from bootseer.depsnap.key.install_command import plan
 from bootseer.depsnap.key.uv_run import sync_of
 from bootseer.depsnap.store import record_file

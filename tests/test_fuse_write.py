@@ -20,7 +20,7 @@ from fuse_mounts import in_time, mounted, output, refusal
 from fuse_trees import RENAME_NOREPLACE, WritableTree, pattern
 from waiting import until
 
-from bootseer.entrypoint import children
+from bootseer.entrypoint import process_groups
 from bootseer.entrypoint.container_start import start_age_ns
 from bootseer.fuse.operations import Handle, Inode
 from bootseer.imageprefetch.filemode import pagemap
@@ -219,7 +219,7 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
     with mounted(tree, tmp_path / "m", read_only=False) as (directory, _):
         words = 'import os, sys; open(sys.argv[1], "w"); os.execv("/bin/sleep", ["sleep", "60"])'
         keep = words.replace("open(", "file = open(")
-        marked = {**os.environ, children.MARKER: "of-a-test"}
+        marked = {**os.environ, process_groups.MARKER: "of-a-test"}
         process = subprocess.Popen([sys.executable, "-c", keep, directory / "f"], env=marked)
         try:
             assert tree.closing.wait(30)
@@ -228,7 +228,8 @@ def test_nothing_of_ours_waits_for_a_process_that_hangs_in_exec(tmp_path: Path) 
             with pytest.raises(TimeoutError):  # so it does hang
                 read_proc(f"/proc/{process.pid}/stat")
             assert in_time(lambda: lease.surely_dead(hanging), 20) is False
-            assert process.pid not in in_time(lambda: list(children._find_marked("of-a-test")), 20)
+            marked = in_time(lambda: list(process_groups._find_marked("of-a-test")), 20)
+            assert process.pid not in marked
             look = pagemap.MappedPages()
             for _ in range(3):
                 in_time(lambda: look.look([process.pid], 0.0), 20)

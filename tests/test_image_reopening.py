@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bootseer.errors import StoreUnavailableError
-from bootseer.imageprefetch.mount import takeover
+from bootseer.imageprefetch.mount import image_reopening
 
 
 class Down:
@@ -48,7 +48,7 @@ def waits_of(error: Exception, tries: int) -> list[float]:
     down: Any = Down(error)
     ended = Ended(tries)
     what = {"front": down, "deadline_s": 60.0, "ended": ended, "say": lambda *_: None}
-    assert takeover.reopened(down, "digest", "image", **what) is None
+    assert image_reopening.reopened(down, "digest", "image", **what) is None
     return ended.waits_s
 
 
@@ -56,7 +56,7 @@ def test_mounts_do_not_ask_all_at_the_same_moments() -> None:
     error = StoreUnavailableError("down")
     many = [waits_of(error, 9) for _ in range(60)]
     for at, waits_s in enumerate(zip(*many, strict=True)):
-        most_s = min(takeover.MOST_DELAY_S, takeover.FIRST_DELAY_S * 2**at)
+        most_s = min(image_reopening.MOST_DELAY_S, image_reopening.FIRST_DELAY_S * 2**at)
         assert max(waits_s) <= most_s
         assert max(waits_s) - min(waits_s) > most_s / 2
         assert statistics.mean(waits_s) == pytest.approx(most_s / 2, rel=0.5)

@@ -200,7 +200,7 @@ def test_events_that_cannot_be_written_are_not_the_jobs_business(tmp_path, place
 
 def test_variables_of_ours_that_do_not_fit_are_left_out():
     code = """
-from bootseer.entrypoint import transparent_child as process
+from bootseer.entrypoint import job_process as process
 script = ["/bin/sh", "-c", 'test -z "$OURS" && test -n "$THEIRS" && exit 4']
 child = process.start(script, {"THEIRS": "x"}, {"OURS": "x" * 200_000})
 raise SystemExit(child.wait().code)
@@ -264,7 +264,7 @@ def test_the_path_of_run_imports_nothing_foreign(tmp_path):
     runpy = {"runpy", "pkgutil", "importlib", "importlib._bootstrap", "importlib._abc"}
     more = {m for m in modules(ours) - modules(bare) - runpy if not m.startswith("importlib")}
     allowed = {"__future__", "_json", "bootseer", "bootseer.__main__", "bootseer.cli"}
-    allowed |= {"bootseer.__main__", "bootseer.entrypoint", "bootseer.entrypoint.transparent_child"}
+    allowed |= {"bootseer.__main__", "bootseer.entrypoint", "bootseer.entrypoint.job_process"}
     allowed |= {"bootseer.entrypoint.run", "bootseer.profiler", "bootseer.events.writer"}
     allowed |= {f"bootseer.events{name}" for name in ("", ".encoding", ".redaction", ".resource")}
     # What a container's first process looks at.

@@ -11,7 +11,7 @@ import time
 import pytest
 from wrapping import clean_env, lines, named, wrapped
 
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 
 pytestmark = pytest.mark.slow
 
@@ -172,6 +172,6 @@ def test_a_state_that_cannot_be_asked_counts_as_stopped(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("bootseer.system.processes.read_proc", fail)
-    child = transparent_child.Child.__new__(transparent_child.Child)
+    child = job_process.Child.__new__(job_process.Child)
     child.pid = os.getpid()
     assert child._is_stopped()

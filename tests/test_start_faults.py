@@ -24,7 +24,7 @@ from starting import (
 from waiting import until
 
 from bootseer.config.loading import Problem
-from bootseer.entrypoint import children, fallback, plan
+from bootseer.entrypoint import fallback, plan, process_groups
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 
@@ -233,15 +233,15 @@ def test_a_part_that_failed_waits_for_no_thread_that_hangs() -> None:
     """Fault injection: the part is a fake whose thread hangs. The plain way waits for us."""
     part = (
         "import sys, threading, time\n"
-        "from bootseer.entrypoint import child\n"
+        "from bootseer.entrypoint import part_process\n"
         "from bootseer.entrypoint.parts import all_parts as parts\n"
         "class Fake:\n"
         "    def run(self, *_):\n"
         "        threading.Thread(target=time.sleep, args=(600,)).start()\n"
         "        raise OSError('the store is away')\n"
         "parts.get_part = lambda name: Fake()\n"
-        "child.SOCKET_FD = int(sys.argv[1])\n"
-        "sys.exit(child.main())\n"
+        "part_process.SOCKET_FD = int(sys.argv[1])\n"
+        "sys.exit(part_process.main())\n"
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -509,7 +509,7 @@ def test_a_part_that_dies_while_it_is_asked_is_noticed_by_its_end(
         raise ConnectionResetError(104, "Connection reset by peer")
 
     monkeypatch.setattr(socket.socket, "sendall", reset)
-    with children.spawn_part({"part": "deps"}, os.environ) as child:
+    with process_groups.spawn_part({"part": "deps"}, os.environ) as child:
         assert struck
         assert child.pid > 0
     assert child.reap()

@@ -28,7 +28,7 @@ _DEPS_RUN = """
     bootseer/depsnap/format/__init__ bootseer/depsnap/format/malformed
     bootseer/depsnap/types bootseer/storage/__init__ bootseer/storage/request_control
     bootseer/storage/store bootseer/depsnap/store/__init__ bootseer/depsnap/store/records
-    bootseer/depsnap/key/pins lib-dynload/_sha256 bootseer/system/sha256
+    bootseer/depsnap/pins lib-dynload/_sha256 bootseer/system/sha256
     bootseer/depsnap/key/redact bootseer/depsnap/key/text_files
     bootseer/depsnap/key/requirements bootseer/depsnap/key/key bootseer/depsnap/key/resolver
     bootseer/depsnap/lock_match bootseer/depsnap/install

@@ -68,8 +68,8 @@ def command(
         raise click.UsageError(
             "no job given; write it after `--`: bootseer start -- python train.py"
         )
-    from bootseer.entrypoint import start, transparent_child
+    from bootseer.entrypoint import job_process, start
 
     return start.start(
-        loading.load_tolerantly(path, None, flags), job, transparent_child.original_environment()
+        loading.load_tolerantly(path, None, flags), job, job_process.original_environment()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from bootseer.depsnap.key import pins
+from bootseer.depsnap import pins
 from bootseer.depsnap.key.resolver import Resolution
 from bootseer.depsnap.key.snapshot_key import Key
 from bootseer.depsnap.settings import DAY_S

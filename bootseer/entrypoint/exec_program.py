@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises ValueError for a word or a variable that cannot be passed to any program.
     """
-    for number in transparent_child.IGNORED_BY_PYTHON:
+    for number in job_process.IGNORED_BY_PYTHON:
         _signal.signal(number, _signal.SIG_DFL)
     try:
         try:
@@ -31,9 +31,9 @@ def execute(command: Sequence[str], environ: Mapping[str, str]) -> int:
             import shutil  # slow to load, and needed by few jobs
 
             path = shutil.which(command[0])
-            if error.errno != transparent_child.ENOEXEC or path is None:
+            if error.errno != job_process.ENOEXEC or path is None:
                 raise
             # A script without an interpreter line: a shell runs it, as in execvp(3).
             os.execve("/bin/sh", ["sh", path, *command[1:]], environ)
     except OSError as error:
-        return transparent_child.mirror_result(transparent_child.make_failure(command, error))
+        return job_process.mirror_result(job_process.make_failure(command, error))

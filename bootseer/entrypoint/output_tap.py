@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 from bootseer.system.readiness import writable
 
 TYPE_CHECKING = False
@@ -349,7 +349,7 @@ def run_tapped(
     added: Mapping[str, str],
     rules: Sequence[str],
     writer: AnyWriter,
-) -> transparent_child.Result:
+) -> job_process.Result:
     """Run a command with its output tapped; raises OSError when it cannot be executed."""
     try:
         channels = _make_channels()
@@ -371,7 +371,7 @@ def _start(
     environ: Mapping[str, str],
     added: Mapping[str, str],
     channels: Sequence[Channel],
-) -> transparent_child.Child:
+) -> job_process.Child:
     """Start a command on its channels; raises OSError, with these closed, when it cannot."""
 
     def on_signal(number: int) -> bool:
@@ -388,7 +388,7 @@ def _start(
 
     actions = [action for channel in channels for action in channel.spawn_actions()]
     try:
-        child = transparent_child.start(command, environ, added, actions, on_signal)
+        child = job_process.start(command, environ, added, actions, on_signal)
     except OSError:
         for channel in channels:
             channel.close()
@@ -400,8 +400,8 @@ def _start(
 
 
 def _copy_to_end(
-    child: transparent_child.Child, channels: Sequence[Channel], feed: Feed, writer: AnyWriter
-) -> transparent_child.Result:
+    child: job_process.Child, channels: Sequence[Channel], feed: Feed, writer: AnyWriter
+) -> job_process.Result:
     for channel in channels:
         channel.start(feed)
     result = child.wait(feed.note_end)
@@ -420,10 +420,10 @@ def _run_untapped(
     added: Mapping[str, str],
     writer: AnyWriter,
     cause: Exception,
-) -> transparent_child.Result:
+) -> job_process.Result:
     """Run a command without the rules, and report why. Raises OSError as `run_tapped` does."""
     _report_fault(writer, f"the command's output cannot be read: {cause}")
-    return transparent_child.start(command, environ, added).wait()
+    return job_process.start(command, environ, added).wait()
 
 
 def _report_fault(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None:
@@ -435,7 +435,7 @@ def _report_fault(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None
     writer.point("log_rules", "fallback", attributes)
 
 
-def _fork_copier(channels: Sequence[Channel], child: transparent_child.Child) -> None:
+def _fork_copier(channels: Sequence[Channel], child: job_process.Child) -> None:
     """Fork a process that copies for the processes that still hold the command's output."""
     try:
         sys.stdout.flush()

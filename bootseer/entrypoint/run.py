@@ -10,7 +10,7 @@ import os
 import sys
 
 from bootseer import events
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class PipLog:
                 pass  # the command removed it
 
 
-def _make_end_attributes(result: transparent_child.Result) -> dict[str, Any]:
+def _make_end_attributes(result: job_process.Result) -> dict[str, Any]:
     attributes: dict[str, Any] = {"process.exit.code": result.code}
     if result.error:
         attributes["error.type"] = "not_found" if result.code == 127 else "not_executable"
@@ -221,7 +221,7 @@ class _PhaseEvents:
 
             self.added.update(import_hook.environment({**environ, **self.added}))
 
-    def end(self, result: transparent_child.Result) -> None:
+    def end(self, result: job_process.Result) -> None:
         try:
             if self.pip:
                 self.pip.finish(self.writer, self.span)
@@ -231,7 +231,7 @@ class _PhaseEvents:
             pass
 
 
-def run_measured(options: Options, environ: Mapping[str, str]) -> transparent_child.Result:
+def run_measured(options: Options, environ: Mapping[str, str]) -> job_process.Result:
     """Run the command of `options` as a measured phase."""
     phase_events = _PhaseEvents(options, environ)
     run_tapped = _load_tap(phase_events.writer) if options.log_rules else None
@@ -241,14 +241,14 @@ def run_measured(options: Options, environ: Mapping[str, str]) -> transparent_ch
                 options.command, environ, phase_events.added, options.log_rules, phase_events.writer
             )
         else:
-            result = transparent_child.start(options.command, environ, phase_events.added).wait()
+            result = job_process.start(options.command, environ, phase_events.added).wait()
     except OSError as error:
-        result = transparent_child.make_failure(options.command, error)
+        result = job_process.make_failure(options.command, error)
     phase_events.end(result)
     return result
 
 
-def _load_tap(writer: AnyWriter) -> Callable[..., transparent_child.Result] | None:
+def _load_tap(writer: AnyWriter) -> Callable[..., job_process.Result] | None:
     try:
         from bootseer.entrypoint import output_tap
     except Exception as error:  # the job runs without the rules, and the report says why
@@ -260,7 +260,7 @@ def _load_tap(writer: AnyWriter) -> Callable[..., transparent_child.Result] | No
 
 def main(arguments: Sequence[str]) -> int:
     """Run `bootseer run` with its arguments; return the exit code."""
-    environ = transparent_child.original_environment()
+    environ = job_process.original_environment()
     try:
         options = parse_arguments(arguments, environ)
     except RunUsageError as fault:
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.help:
         sys.stdout.write(HELP)
         return 0
-    return transparent_child.mirror_result(run_measured(options, environ))
+    return job_process.mirror_result(run_measured(options, environ))
 
 
 def leave_now(code: int) -> int:

@@ -17,12 +17,12 @@ from typing import Self
 from bootseer import events
 from bootseer.config.loading import Loaded
 from bootseer.entrypoint import (
-    children,
     detached,
     exec_program,
     fallback,
+    job_process,
+    process_groups,
     start_unconfigured,
-    transparent_child,
 )
 from bootseer.entrypoint.parts import all_parts
 from bootseer.entrypoint.parts.part_task import Task
@@ -60,7 +60,7 @@ def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]
 
 
 def _warn(text: str) -> None:
-    transparent_child.say(f"warning: {text}; starting the plain way")
+    job_process.say(f"warning: {text}; starting the plain way")
 
 
 def _run_parts(
@@ -90,8 +90,8 @@ def _run_all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | N
             try:
                 pid = os.posix_spawnp(part.plain[0], list(part.plain), environ)
             except OSError as error:
-                failure = transparent_child.make_failure(part.plain, error)
-                return transparent_child.mirror_result(failure)
+                failure = job_process.make_failure(part.plain, error)
+                return job_process.mirror_result(failure)
             exit_code = fallback.convert_wait_status(os.waitpid(pid, 0)[1])
             if exit_code:
                 return exit_code
@@ -101,11 +101,11 @@ def _run_all_plain(start_plan: StartPlan, environ: Mapping[str, str]) -> int | N
 def become_job(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     """Replace this process by the job, or run it under the wrapper and return its exit code."""
     if start_plan.wrapper_options is None:
-        if children.reap_orphans():
+        if process_groups.reap_orphans():
             # What publishes in the background will end, and a job in the place of PID 1 would have
             # to collect a process that it does not know.
             job = start_plan.job
-            return _stay_in_front(lambda: transparent_child.run_command(job, environ, {}))
+            return _stay_in_front(lambda: job_process.run_command(job, environ, {}))
         return exec_program.execute(start_plan.job, environ)
     try:
         from bootseer.entrypoint import run
@@ -117,11 +117,11 @@ def become_job(start_plan: StartPlan, environ: Mapping[str, str]) -> int:
     return _stay_in_front(lambda: run.run_measured(options, environ))
 
 
-def _stay_in_front(run_job: Callable[[], transparent_child.Result]) -> int:
+def _stay_in_front(run_job: Callable[[], job_process.Result]) -> int:
     try:
-        return transparent_child.mirror_result(run_job())
+        return job_process.mirror_result(run_job())
     except Exception as error:  # a border; the job may have begun, and must not begin twice
-        transparent_child.say(f"{describe(error)}; the job's exit code is not known")
+        job_process.say(f"{describe(error)}; the job's exit code is not known")
         return 1
 
 
@@ -215,7 +215,7 @@ class Runner:
         """Go on without a part that is not to be tried and has no plain way."""
         self._done.add(part.name)
         if part.reason:
-            transparent_child.say(f"{part.name}: {part.reason}; going on without it")
+            job_process.say(f"{part.name}: {part.reason}; going on without it")
             self._writer.point(part.phase, "fallback", {"bootseer.reason": part.reason})
 
     def _start_detached(self, part: PartPlan) -> None:
@@ -245,7 +245,7 @@ class Runner:
         for number in self._signals.received:
             for task in self._running:
                 task.forward_signal(number)
-        children.end_groups([task.group for task in self._running if task.group is not None])
+        process_groups.end_groups([task.group for task in self._running if task.group is not None])
         for task in self._running:
             task.abandon(exit_code)
         return exit_code

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bootseer.entrypoint import exec_program, start_unconfigured, transparent_child
+from bootseer.entrypoint import exec_program, job_process, start_unconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def main(words: list[str], by_click: Callable[[list[str]], int]) -> int:
             names_a_file = given.keys() & {"-c", "--config"}
             if not names_a_file and start_unconfigured.is_unconfigured(os.environ):
                 events = given.get("--events", "")
-                return start_unconfigured.start(
-                    job, events, transparent_child.original_environment()
-                )
+                return start_unconfigured.start(job, events, job_process.original_environment())
             early = _early(given, job) if len(given) == len(options) else None
             return _by_hand(options, job, "") if early is None else early
         return by_click(["start", *words])
@@ -85,7 +83,7 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
     request = start_image_only.read_plain_request(path, os.environ)
     if request is None:
         return None
-    events, environ = given.get("--events", ""), transparent_child.original_environment()
+    events, environ = given.get("--events", ""), job_process.original_environment()
     if not request:
         return start_unconfigured.start(job, events, environ)
     return start_image_only.start(request, job, events, environ)
@@ -108,16 +106,16 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
             flags[_KEYS[name]] = value
     loaded = loading.load_tolerantly(path, None, flags)
     if fault:
-        transparent_child.say(f"warning: {fault}; going on without it")
-    return start.start(loaded, job, transparent_child.original_environment())
+        job_process.say(f"warning: {fault}; going on without it")
+    return start.start(loaded, job, job_process.original_environment())
 
 
 def _alone(job: list[str], fault: str) -> int:
     if not job:
-        transparent_child.say(f"{fault}; nothing was started")
+        job_process.say(f"{fault}; nothing was started")
         return 7
-    transparent_child.say(f"warning: {fault}; starting the job alone")
-    return exec_program.execute(job, transparent_child.original_environment())
+    job_process.say(f"warning: {fault}; starting the job alone")
+    return exec_program.execute(job, job_process.original_environment())
 
 
 def _describe(error: Exception) -> str:

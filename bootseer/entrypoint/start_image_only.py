@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bootseer import events
-from bootseer.entrypoint import detached, exec_program, start_unconfigured, transparent_child
+from bootseer.entrypoint import detached, exec_program, job_process, start_unconfigured
 
 PART, PHASE = "image", "image.replay"
 MODULE = "bootseer.imageprefetch.filemode.background_recorder"
@@ -92,10 +92,10 @@ def start(
             start_unconfigured.announce_start(writer, job, environ)
             _begin_replay(request, writer, environ)
     except Exception as error:  # the border: no fault of ours may keep a job from starting
-        transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
+        job_process.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
         return exec_program.execute(job, given)
     if os.getpid() == 1:
-        return transparent_child.mirror_result(transparent_child.run_command(job, environ, {}))
+        return job_process.mirror_result(job_process.run_command(job, environ, {}))
     return exec_program.execute(job, environ)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from bootseer import events
-from bootseer.entrypoint import exec_program, transparent_child
+from bootseer.entrypoint import exec_program, job_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def start(job: Sequence[str], events_target: str, environ: MutableMapping[str, s
         with events.open_writer(target or None, environ, default) as writer:
             announce_start(writer, job, environ)
     except Exception as error:  # the border: no fault of the events may keep a job from starting
-        transparent_child.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
+        job_process.say(f"warning: {type(error).__name__}: {error}; starting the plain way")
         return exec_program.execute(job, given)
     return exec_program.execute(job, environ)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from bootseer import light_dataclasses as dataclasses
 from bootseer.depsnap.key.shell_script import UNREAD, Expanded, SimpleCommand, simple_commands
 from bootseer.depsnap.key.tool_options import SYNC_VALUED, VALUED, VENV_VALUED, OptionParser
+from bootseer.depsnap.key.variables import decides_result
 from bootseer.errors import UsageError
 from bootseer.events.redaction import is_secret_variable
 
@@ -59,20 +60,6 @@ _NAMING = (
     *("TARGET", "PREFIX", "ROOT", "PROJECT", "ENVIRONMENT", "WORKING_DIR", "WORKING_DIRECTORY"),
 )
 """Ends of the variables of pip and uv that name what they read, or where they write."""
-BUILD_VARIABLES = frozenset(
-    (
-        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS", "CUDA_HOME"),
-        *("FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"),
-    )
-)
-BUILD_PREFIXES = (
-    "SETUPTOOLS_SCM_",
-    "PBR_",
-    "PDM_BUILD_",
-    "HATCH_BUILD_",
-    "POETRY_DYNAMIC_VERSIONING",
-)
-"""Beginnings of the variables that say which version is built, or how."""
 _NAMING_OTHERS = frozenset(
     (
         *("VIRTUAL_ENV", "CONDA_PREFIX", "HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
@@ -207,13 +194,7 @@ def _depends_on_expansion(
     names = [name for word in expanded for name in re.findall(_VARIABLE, word)]
     if not all(_is_literal(variables.get(name, "")) for name in names):
         return True
-    return any(not _is_literal(v) for name, v in variables.items() if _decides_result(name))
-
-
-def _decides_result(variable: str) -> bool:
-    """Whether a variable's value decides what is installed, or how it is built."""
-    of_tool = variable.startswith(("PIP_", "UV_", "VIRTUALENV_", *BUILD_PREFIXES))
-    return of_tool or variable in BUILD_VARIABLES
+    return any(not _is_literal(v) for name, v in variables.items() if decides_result(name))
 
 
 def expand_requirements(install: Install, environ: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import pins
+from bootseer.depsnap import pins
 from bootseer.depsnap.key.input_files import (
     digest_text,
     find_upwards,

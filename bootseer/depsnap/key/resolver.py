@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from bootseer.depsnap.key import pins, pip_settings
+from bootseer.depsnap import pins
+from bootseer.depsnap.key import pip_settings
 from bootseer.depsnap.key.install_command import Install
 from bootseer.depsnap.key.install_roots import folder_of, variables_of, which
 from bootseer.depsnap.key.tool_options import VALUED, OptionParser

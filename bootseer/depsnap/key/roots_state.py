@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.depsnap.key import pins
+from bootseer.depsnap import pins
 from bootseer.depsnap.key.install_roots import ALSO, Target, variables_of
 from bootseer.depsnap.types import WORK_PREFIX
 from bootseer.system import sha256

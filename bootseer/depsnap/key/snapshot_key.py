@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.depsnap.key import pins, pip_settings, uv_config
+from bootseer.depsnap import pins
+from bootseer.depsnap.key import pip_settings, uv_config
 from bootseer.depsnap.key.input_files import NOT_FOUND, digest_text, label, read_text, try_to_read
-from bootseer.depsnap.key.install_command import BUILD_PREFIXES, BUILD_VARIABLES, Install
+from bootseer.depsnap.key.install_command import Install
 from bootseer.depsnap.key.install_roots import (
     ALSO,
     Target,
@@ -28,26 +29,14 @@ from bootseer.depsnap.key.install_roots import (
 from bootseer.depsnap.key.python_probe import Python
 from bootseer.depsnap.key.requirements import Inputs, read_inputs, read_listed_inputs
 from bootseer.depsnap.key.roots_state import canonical_json, digest_json, top_level
+from bootseer.depsnap.key.variables import read_variables
 from bootseer.errors import UsageError
-from bootseer.events.redaction import is_secret_variable, redact_command_for_key, redact_for_key
+from bootseer.events.redaction import redact_command_for_key
 from bootseer.system import sha256
 from bootseer.system.paths import is_within
 
 FORMAT_VERSION = 2
 _BEFORE = "roots before"
-# Variables of pip and uv that change how an install runs, not its result.
-_NEUTRAL = frozenset(
-    f"{tool}_{name}"
-    for tool in ("PIP", "UV")
-    for name in (
-        *("CACHE_DIR", "NO_CACHE", "NO_CACHE_DIR", "LOG", "LOG_FILE", "TIMEOUT", "RETRIES"),
-        *("DEFAULT_TIMEOUT", "PROGRESS_BAR", "NO_PROGRESS", "QUIET", "VERBOSE", "NO_COLOR"),
-        *("DISABLE_PIP_VERSION_CHECK", "ROOT_USER_ACTION", "NO_INPUT", "LINK_MODE", "PROXY"),
-        *("CONCURRENT_DOWNLOADS", "CONCURRENT_BUILDS", "CONCURRENT_INSTALLS", "HTTP_TIMEOUT"),
-        *("HTTP_RETRIES", "CERT", "CLIENT_CERT", "TRUSTED_HOST", "NATIVE_TLS", "OFFLINE"),
-        *("INSECURE_HOST", "RUN_RECURSION_DEPTH", "NO_WARN_SCRIPT_LOCATION", "NO_WARN_CONFLICTS"),
-    )
-)
 _LISTS_OF_UV = ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_EXCLUDE")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -131,7 +120,10 @@ def make(question: Question) -> Key:
     ingredients += [*_packages_in_reach(q), roots, Ingredient(_BEFORE, q.state)]
     ingredients += [Ingredient(n, d) for n, d in sorted({**inputs.digests, **key_files}.items())]
     named = inputs.variables | settings.variables | _variables_in_words(q.target.installs)
-    ingredients += _variables(q.environ, q.key_env, named)
+    ingredients += [
+        Ingredient(f"variable {name}", value)
+        for name, value in read_variables(q.environ, q.key_env, named).items()
+    ]
     ingredients += [Ingredient(n, d) for n, d in settings.digests.items()]
     folders = (q.cwd, *_project_folders(q))
     ingredients += dict.fromkeys(i for folder in folders for i in _uv_settings(folder, q))
@@ -222,29 +214,6 @@ def _distribution() -> str:
     except OSError:
         return "unknown"
     return " ".join(pairs.get(k, "").strip('"') for k in ("ID", "VERSION_ID")).strip()
-
-
-def _variables(
-    environ: Mapping[str, str], extra: Sequence[str], named: frozenset[str]
-) -> list[Ingredient]:
-    """The variables that decide what is installed; those `named` elsewhere may hold anything."""
-    out = []
-    for name in sorted(environ):
-        chosen = name.startswith(("PIP_", "UV_", "VIRTUALENV_")) and name not in _NEUTRAL
-        chosen = chosen or name in BUILD_VARIABLES or name.startswith(BUILD_PREFIXES)
-        chosen = chosen or name in extra
-        if not chosen and name not in named:
-            continue
-        if is_secret_variable(name):
-            if name in extra:
-                raise UsageError(
-                    f"--key-env {name} is named like a credential, which no key may hold; "
-                    "copy what decides the install into a variable of another name"
-                )
-            continue
-        value = redact_for_key(environ[name])
-        out.append(Ingredient(f"variable {name}", value if chosen else sha256.of_text(value)))
-    return out
 
 
 def _variables_in_words(installs: Sequence[Install]) -> frozenset[str]:

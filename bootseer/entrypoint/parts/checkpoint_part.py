@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from bootseer.config.sections import CheckpointSettings, Config
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 from bootseer.entrypoint.parts.part import Progress, decode_section
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import (
@@ -95,7 +95,7 @@ def _bring_checkpoint(checkpoint: CheckpointSettings) -> tuple[str, str]:
         is_unreachable = isinstance(error, StoreUnavailableError | DeadlineError)
         if is_unreachable and checkpoint.load:
             raise
-    transparent_child.say(f"checkpoint: {why}; copying it")
+    job_process.say(f"checkpoint: {why}; copying it")
     _copy(checkpoint, look_s=LAST_LOOK_S if is_unreachable else look_s)
     return "copy", why
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.config.paths import default_cache, default_store
 from bootseer.config.sections import Config, DepsSettings
-from bootseer.entrypoint import transparent_child
+from bootseer.entrypoint import job_process
 from bootseer.entrypoint.parts.part import Progress, decode_section
 from bootseer.entrypoint.plan import PartPlan, Request
 from bootseer.errors import BusyError
@@ -52,9 +52,9 @@ class DepsPart:
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
         if outcome.reasons:
-            transparent_child.say(f"deps: {'; '.join(outcome.reasons)}")
+            job_process.say(f"deps: {'; '.join(outcome.reasons)}")
         for note in outcome.notes:
-            transparent_child.say(f"deps: {note}")
+            job_process.say(f"deps: {note}")
         return run.follow(settings, outcome, progress)
 
     def repair(self, request: Request) -> None:

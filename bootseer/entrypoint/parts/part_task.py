@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from bootseer import events
-from bootseer.entrypoint import children, fallback, transparent_child
+from bootseer.entrypoint import fallback, job_process, process_groups
 from bootseer.entrypoint.fallback import Decision, Outcome
 from bootseer.entrypoint.plan import PartPlan
 
@@ -26,7 +26,7 @@ class Task:
         self, plan: PartPlan, writer: events.NullWriter, environ: Mapping[str, str]
     ) -> None:
         self.plan = plan
-        self.group: children.ProcessGroup | None = None
+        self.group: process_groups.ProcessGroup | None = None
         self.deadline: float | None = None
         self._writer = writer
         self._environ = environ
@@ -63,7 +63,7 @@ class Task:
                 self.group.kill_leader()  # it sent its last message, but does not end
                 is_expired = False
             elif is_expired:
-                children.end_groups([self.group])
+                process_groups.end_groups([self.group])
             else:
                 return None
             self._read_messages()
@@ -101,7 +101,7 @@ class Task:
         longest_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
         self._allowed_s = min(self.plan.deadline_s, longest_s)
         try:
-            self.group = children.spawn_part(message, self._environ)
+            self.group = process_groups.spawn_part(message, self._environ)
             self.deadline = time.monotonic() + self._allowed_s
         except OSError as error:
             self._record_spawn_error(f"bootseer's own process cannot be started: {error}")
@@ -120,10 +120,10 @@ class Task:
             **events.child_environment(self._writer, self._span, self._environ),
         }
         try:
-            self.group = children.spawn_plain(self.plan.plain, environ)
+            self.group = process_groups.spawn_plain(self.plan.plain, environ)
         except OSError as error:
-            failure = transparent_child.make_failure(self.plan.plain, error)
-            self._record_spawn_error(failure.error, transparent_child.mirror_result(failure))
+            failure = job_process.make_failure(self.plan.plain, error)
+            self._record_spawn_error(failure.error, job_process.mirror_result(failure))
 
     def _record_spawn_error(self, fault: str, exit_code: int | None = None) -> None:
         self._spawn_error = Outcome(result=exit_code, fault=fault)
@@ -151,7 +151,7 @@ class Task:
         return None
 
     def _report_fallback(self, reason: str) -> None:
-        transparent_child.say(f"{self.plan.name}: {reason}; going on the plain way")
+        job_process.say(f"{self.plan.name}: {reason}; going on the plain way")
 
     def _finish_plain(self, outcome: Outcome) -> Decision:
         decision = fallback.decide_after_plain(outcome)

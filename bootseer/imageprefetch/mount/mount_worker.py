@@ -263,7 +263,7 @@ class Worker:
         self._go_on(mounts[0] if mounts else "", previous.digest, resolved)
 
     def _reopen(self, previous: server_registry.ServerRecord) -> ResolvedImage | None:
-        from bootseer.imageprefetch.mount.takeover import reopen_image
+        from bootseer.imageprefetch.mount.image_reopening import reopen_image
 
         return reopen_image(
             self._resolver(),

@@ -79,7 +79,7 @@ def command(
     The trace is merged with that of earlier starts where it is kept by --traces; --file is
     written anew. The exit code is CMD's own.
     """
-    from bootseer.entrypoint import transparent_child
+    from bootseer.entrypoint import job_process
     from bootseer.imageprefetch.filemode import roots
     from bootseer.imageprefetch.filemode.recorder import (
         CommandRecording,
@@ -97,9 +97,9 @@ def command(
         recording.survey(evict=evict)
         with CommandRecording(recording, window_s=window_s, events_dir=events_dir) as watched:
             try:
-                child = transparent_child.start(words, transparent_child.original_environment(), {})
+                child = job_process.start(words, job_process.original_environment(), {})
             except OSError as error:
-                return transparent_child.mirror_result(transparent_child.make_failure(words, error))
+                return job_process.mirror_result(job_process.make_failure(words, error))
             result = child.wait()
             child.release()
         trace = watched.trace(succeeded=result.code == 0)
@@ -108,7 +108,7 @@ def command(
     else:
         _add(trace, traces, image, store)
     click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
-    return transparent_child.mirror_result(result)
+    return job_process.mirror_result(result)
 
 
 def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:

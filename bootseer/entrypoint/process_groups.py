@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from bootseer.entrypoint.transparent_child import IGNORED_BY_PYTHON
+from bootseer.entrypoint.job_process import IGNORED_BY_PYTHON
 from bootseer.system.child_processes import command_for
 from bootseer.system.processes import read_proc
 
@@ -109,7 +109,7 @@ def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Pro
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            command = command_for("bootseer.entrypoint.child")
+            command = command_for("bootseer.entrypoint.part_process")
             group = _spawn(command, environ, theirs.fileno(), ours)
         ours.sendall(json.dumps({**message, "parent": os.getpid()}).encode())
         ours.shutdown(socket.SHUT_WR)
