@@ -80,11 +80,11 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
 
 def restore_environment(environ: MutableMapping[bytes, bytes]) -> None:
     """Make `environ` what the shell before us was given, where there was one."""
-    told = environ.pop(GIVEN, b"")
-    if not told:
+    encoded = environ.pop(GIVEN, b"")
+    if not encoded:
         return
     given: dict[bytes, bytes] = {}
-    for line in told.split(b"\n"):
+    for line in encoded.split(b"\n"):
         name, equals, value = line.partition(b"=")
         if name and equals:
             given.setdefault(name.replace(b"\1", b"\n"), value.replace(b"\1", b"\n"))

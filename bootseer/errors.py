@@ -50,7 +50,7 @@ class StoreUnavailableError(BootseerError):
 
 
 class UselessAnswerError(StoreUnavailableError):
-    """A store answers what nobody can use, and will again: asking once more changes nothing."""
+    """A store's answer cannot be used, nor will the next: asking once more changes nothing."""
 
     retryable = False
 

@@ -14,7 +14,7 @@ from bootseer.storage import retry
 
 @pytest.fixture(autouse=True)
 def told_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_told_s", -math.inf)
+    monkeypatch.setattr(retry, "_reported_s", -math.inf)
 
 
 def away(tries: int) -> Callable[[], str]:
@@ -55,7 +55,7 @@ def test_a_server_is_asked_no_sooner_than_it_said() -> None:
 def test_a_long_wait_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
     for _ in range(2):
         assert retry.retrying(away(3), retry_s=20.5) == "found"
     (told,) = said(caplog)
@@ -67,8 +67,8 @@ def test_a_long_wait_is_told_once(
 def test_it_is_told_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
-    monkeypatch.setattr(retry, "TELL_AGAIN_S", 0.0)
+    monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(retry, "REPORT_AGAIN_S", 0.0)
     assert retry.retrying(away(3), retry_s=20) == "found"
     assert [line.partition("(")[2] for line in said(caplog)] == ["try 2)", "try 3)", "try 4)"]
 
@@ -92,7 +92,7 @@ def test_a_short_wait_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_wait_that_ends_in_an_error_says_only_that(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retry, "TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
     with pytest.raises(StoreUnavailableError):
         retry.retrying(away(99), retry_s=0.0)
     assert said(caplog) == []

@@ -31,7 +31,7 @@ class TaskTable:
 
     A function takes the words of a request and returns an exit code. It runs in a process of its
     own, which has one thread and the environment, working directory and standard streams of the
-    client. A KeyboardInterrupt says that nobody waits any more: it takes back what it has begun.
+    client. A KeyboardInterrupt means that the client no longer waits: what was begun is taken back.
     `modules` are imported before the first request, as are those of the functions.
     """
 
@@ -48,7 +48,7 @@ class TaskTable:
 
 @dataclass(frozen=True, slots=True)
 class ForkServer:
-    """Runs tasks for whoever connects and is admitted.
+    """Runs tasks for every client that is admitted.
 
     `accept` gives the next connection, without waiting once `source` is readable, or None when no
     more will come; an OSError costs that connection alone. A child closes `source` and `lock`, for
@@ -99,9 +99,9 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             exit_code = self._run(link)
-        except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # nobody waits for the answer
+        except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # the client no longer waits
             exit_code = INTERRUPTED
-        except BaseException as error:  # a border: this process ends here, and the client is told
+        except BaseException as error:  # a border: this process ends here, and the client hears
             exit_code = 1
             with contextlib.suppress(OSError):
                 os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
@@ -155,7 +155,7 @@ def _take_place_of_client(request: Request) -> None:
 def _interrupt_on_hang_up(link: socket.socket) -> None:
     """Raise KeyboardInterrupt, once, in whatever this process does when the client hangs up.
 
-    Its streams are closed first, for whoever reads them waits for the last process to close them.
+    Its streams are closed first: their readers wait until the last process has closed them.
     """
 
     def look(*_: object) -> None:

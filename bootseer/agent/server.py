@@ -63,7 +63,7 @@ def _unlink(path: str) -> None:
 
 
 def _lives_in(namespace: int, pid: int) -> bool:
-    """Whether a process lives in a mount namespace; False where it cannot be told."""
+    """Whether a process lives in a mount namespace; False where it is not known."""
     try:
         return mount_namespace(pid) == namespace
     except OSError:

@@ -1,7 +1,7 @@
 """A built image as an OCI artifact: its blobs in a folder, its manifest, and pushing it.
 
 docs/block-image-format.md names the media types. The folder's `artifact.json` is written last, so
-a folder that has one is whole and can be pushed, or pushed again, by whoever finds it.
+a folder that has one is whole and can be pushed, or pushed again, by any process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Artifact:
 
 
 def pack(built: Built, about: Mapping[str, Any]) -> Artifact:
-    """Make the artifact of an image, beside its files; `about` goes into its config.
+    """Make the artifact of an image, next to its files; `about` goes into its config.
 
     Equal images and equal `about` give equal blobs, as long as zstd's version is the same; the
     config names that version. The unpacked metadata is left to the caller.

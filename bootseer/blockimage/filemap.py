@@ -75,7 +75,7 @@ class FileMap:
         self._held: list[tuple[FileExtent, list[int]]] = []
 
     def ranges(self, extents: Iterable[tuple[int, int]]) -> list[Range]:
-        """Whose bytes these extents of the data are, in their order; padding is nobody's.
+        """The files that these extents of the data belong to, in order; padding is of no file.
 
         Files of equal content share their bytes, and each has a page cache of its own: every one
         of them is named.

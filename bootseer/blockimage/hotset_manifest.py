@@ -83,7 +83,7 @@ def manifest_of(hot: HotSet, subject: Descriptor) -> bytes:
 
 def parse_manifest(manifest: Manifest) -> HotSet:
     """Read a hot set's manifest. Raises CorruptDataError when it is none."""
-    told = manifest.annotations
+    annotations = manifest.annotations
     pack = manifest.layer(PACK)
     if manifest.artifact_type != HOT_SET or pack is None:
         raise CorruptDataError("the manifest is not one of a hot set; build the hot set again")
@@ -91,11 +91,11 @@ def parse_manifest(manifest: Manifest) -> HotSet:
     plausible = re.fullmatch(r"[1-9][0-9]{0,11}", length) and _DIGEST.fullmatch(digest)
     if not plausible or int(length) > min(pack.size_bytes, LIMITS.boot_bytes):
         raise CorruptDataError("the hot set does not say where its pack begins; build it again")
-    starts = told.get(STARTS_NOTE, "")
+    starts = annotations.get(STARTS_NOTE, "")
     return HotSet(
-        told.get(WORKLOAD_NOTE, ""),
-        told.get(BLOCK_IMAGE_NOTE, ""),
-        told.get(CREATED_NOTE, ""),
+        annotations.get(WORKLOAD_NOTE, ""),
+        annotations.get(BLOCK_IMAGE_NOTE, ""),
+        annotations.get(CREATED_NOTE, ""),
         int(starts) if re.fullmatch(r"[0-9]{1,9}", starts) else 0,
         pack,
         int(length),
@@ -105,7 +105,7 @@ def parse_manifest(manifest: Manifest) -> HotSet:
 
 
 def now() -> str:
-    """The moment, as manifests spell it, to the microsecond so that the newest can be told."""
+    """The moment, as manifests spell it, to the microsecond so that the newest can be found."""
     return _spelt(_now_us())
 
 
@@ -173,9 +173,9 @@ def choose(
     looked into. A damaged one is passed over. Raises what the repository raises when it cannot be
     reached.
     """
-    told = with_annotations(repository, listed)
+    annotated = with_annotations(repository, listed)
     for name in dict.fromkeys((workload, "")):
-        for one in newest(told, block_image, name)[:_MOST_TRIED]:
+        for one in newest(annotated, block_image, name)[:_MOST_TRIED]:
             with contextlib.suppress(CorruptDataError, NotFoundError):
                 manifest = repository.manifest(one)
                 if not isinstance(manifest, Manifest):
@@ -189,7 +189,7 @@ def choose(
 def with_annotations(
     repository: RepositoryReader, listed: Sequence[Descriptor]
 ) -> list[Descriptor]:
-    """Referrers as listed, with the annotations of their manifests where the list told none."""
+    """Referrers as listed, with the annotations of their manifests where the list has none."""
     out = []
     looked = 0
     for one in listed:

@@ -57,7 +57,7 @@ def owners(files: FileMap, extents: Sequence[tuple[int, int]], most: int = 3) ->
     """The files that probably were read, where several have the content of what was touched.
 
     Each file has a page cache of its own, and which of them a start read the data cannot tell. One
-    that lies beside other touched files is likelier; of these `most` are kept, else the first.
+    that is next to other touched files is likelier; of these `most` are kept, else the first.
     """
     groups: dict[tuple[bytes, int], list[File]] = {}
     for file in files.files:
@@ -163,7 +163,7 @@ def _packed(
 
 
 def _compressed(raw: memoryview, level: int) -> bytes:
-    # A compressor belongs to one thread at a time; a new one costs nothing beside a frame.
+    # A compressor belongs to one thread at a time; a new one costs nothing compared with a frame.
     return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(raw)
 
 

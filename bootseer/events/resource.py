@@ -39,7 +39,7 @@ _K8S = {
 def _first(environ: Environ, names: Iterable[str]) -> str:
     for name in names:
         value = environ.get(name, "")
-        if value and value != "none":  # torchrun's run id when nobody chose one
+        if value and value != "none":  # torchrun's run id where none was given
             return value
     return ""
 

@@ -74,7 +74,7 @@ def this_owner() -> Owner:
 
 
 def surely_dead(owner: Owner) -> bool:
-    """True only when the owner lived on this machine, in our PID namespace, and is gone."""
+    """True only when the owner lived on this machine, in our PID namespace, and has ended."""
     here = this_owner()
     if not owner.boot_id or not owner.pid_namespace or owner.pid <= 0:
         return False

@@ -26,15 +26,15 @@ Listener: TypeAlias = Callable[[str, int, float], None]
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
-TELL_AFTER_S, TELL_AGAIN_S = 2.0, 30.0
-"""When a wait for a store is told of, and how soon the next telling may come."""
+REPORT_AFTER_S, REPORT_AGAIN_S = 2.0, 30.0
+"""After how long a wait for a store is reported, and how soon the next report may come."""
 
 _MOST_DOUBLINGS = 60  # a float ends at 1,023; some callers never give up
 
 wait_listener: Listener | None = None
 """Called for each try that failed and will be made again, from any thread: for a process whose log
 is not read."""
-_told_s = -math.inf
+_reported_s = -math.inf
 _end_s: contextvars.ContextVar[float] = contextvars.ContextVar("end_s", default=math.inf)
 
 
@@ -105,18 +105,18 @@ def retrying(call: Callable[[], T], *, retry_s: float) -> T:
                 raise
             if wait_listener is not None:
                 wait_listener(describe(error), tries, end_s - time.monotonic())
-            if time.monotonic() - began_s >= TELL_AFTER_S:
-                _tell(error, tries, end_s)
+            if time.monotonic() - began_s >= REPORT_AFTER_S:
+                _report(error, tries, end_s)
         time.sleep(pause_s)
 
 
-def _tell(error: BaseException, tries: int, end_s: float) -> None:
+def _report(error: BaseException, tries: int, end_s: float) -> None:
     """Log that a store is waited for, unless that was just said, of this store or another."""
-    global _told_s
+    global _reported_s
     now_s = time.monotonic()
-    if now_s - _told_s < TELL_AGAIN_S:
+    if now_s - _reported_s < REPORT_AGAIN_S:
         return
-    _told_s = now_s
+    _reported_s = now_s
     import logging  # ten milliseconds, which nearly every start can save
 
     text = "bootseer: %s; asking again for up to %d s (try %d)"

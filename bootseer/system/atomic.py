@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whoever is killed meanwhile.
+"""Files that appear whole or not at all, whichever process is killed meanwhile.
 
 A *draft* is a file with a temporary name in the folder of its final one. It is written, synced,
 named, and the folder is synced; then the file survives a power cut too. All functions raise the
@@ -19,7 +19,7 @@ PREFIX = ".tmp-"  # hidden from listings
 
 
 class Draft:
-    """A file being written beside its final name; a context manager that removes what it leaves.
+    """A file being written next to its final name; a context manager that removes what it leaves.
 
     `mode` are its permission bits, less the process's umask, or to the letter with `exact_mode`.
     The temporary name begins with `prefix`.

@@ -96,7 +96,7 @@ class Fill:
                 first += 1024
                 continue
             # What is fetched and finds no place would be fetched for nothing. A frozen image
-            # takes nothing, but may be whole, and is then to be verified anew.
+            # takes nothing, but may be whole, and is then to be verified again.
             if not cached.storing or refused == FAULTS:
                 say("filling the cache ends: it takes no more of this image")
                 return False
@@ -159,7 +159,7 @@ class Fill:
             except BlockingIOError:
                 self._closing.wait(TURN_S)
                 continue
-            except OSError:  # there is none, or the cache takes nothing, which is told elsewhere
+            except OSError:  # there is none, or the cache takes nothing, as is reported elsewhere
                 yield True
                 return
             with lock:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 FITTING_MISSES = 8
-"""Reads of blocks beside a hot set; one that lacks more is not this start's."""
+"""Reads of blocks that a hot set lacks; one that lacks more is of another start."""
 
 
 class Touches(Protocol):

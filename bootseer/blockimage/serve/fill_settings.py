@@ -11,7 +11,7 @@ from bootseer.light_dataclasses import dataclass
 class FillSettings:
     """`rate_bytes_s` bounds the fill (0 = as fast as it can).
 
-    It waits until nobody has read for `quiet_s`, or for `start_quiet_s` while a start may still be
+    It waits until no read came for `quiet_s`, or for `start_quiet_s` while a start may still be
     under way. `lock` is a file by which one server of a node fills at a time ("": none).
     """
 

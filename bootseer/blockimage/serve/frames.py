@@ -125,7 +125,7 @@ class Frames:
         self._settle(number)
 
     def stand_still(self) -> None:
-        """Nothing arrives at present: until something does, nobody had better wait for it."""
+        """Nothing arrives at present: until something does, no read should wait for it."""
         with self._changed:
             self._stands_still = True
             waiting = [one for some in self._waiting.values() for one in some]
@@ -143,7 +143,7 @@ class Frames:
         self._settle(number)
 
     def warmed(self, number: int) -> None:
-        """The kernel was told to read a frame's pages ahead: it may go when memory is wanted.
+        """The kernel was asked to read a frame's pages ahead: it may go when memory is wanted.
 
         Those reads come later than the telling returns, so a frame stays as long as there is room.
         """

@@ -19,7 +19,7 @@ class Arena:
         self._rest = memoryview(b"")
 
     def take(self, size_bytes: int) -> memoryview:
-        """So many writable bytes, all zero, which nobody else has."""
+        """So many writable bytes, all zero, for this caller alone."""
         if size_bytes > len(self._rest):
             mapped = mmap.mmap(
                 -1, max(CHUNK_BYTES, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

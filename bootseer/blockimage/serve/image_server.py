@@ -1,7 +1,7 @@
-"""Serving a mounted block image: hot frames first, demand beside them, the rest when idle.
+"""Serving a mounted block image: hot frames first, demand alongside, the rest when idle.
 
-The order at a start: the data file answers, EROFS is mounted over it, and the caller is told. Only
-then are the index and the block table read; what is asked for meanwhile waits some milliseconds.
+The order at a start: the data file answers, EROFS is mounted over it, and the caller is answered.
+Only then are the index and the block table read; reads that come meanwhile wait some milliseconds.
 The receiving thread takes frames from the pack's stream, answers who waits for them, and hands
 them to the warmer. While somebody waits for a cold block the stream stands still: demand has the
 link.
@@ -66,7 +66,7 @@ class ServeSettings:
 
 
 class ImageServer:
-    """One image behind its data file. `say` is told of faults that readers do not see."""
+    """One image behind its data file. `say` gets the faults that readers do not see."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class ImageServer:
         self._warmer = made
 
     def _all_warmed(self) -> None:
-        """Free the frames once the kernel has certainly read what it was told to read ahead."""
+        """Free the frames once the kernel has certainly read what it was asked to read ahead."""
 
         def free() -> None:
             time.sleep(WARMED_STAY_S)
@@ -254,7 +254,7 @@ class ImageServer:
             self._say("fill", f"the cache is not filled: {error}")
 
     def _watch_stream(self, done: threading.Event) -> None:
-        """Let nobody wait for a stream that hangs, while blocks may still come."""
+        """Stop waiting for a stream that hangs, while blocks may still come."""
         assert self._frames is not None
         before = -1
         while not done.wait(STANDS_STILL_S):

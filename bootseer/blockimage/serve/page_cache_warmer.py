@@ -1,7 +1,7 @@
 """Warming: reading hot ranges ahead through the mounted image, so that its page cache has them.
 
 The reads of these threads are answered from frames in memory. Files are opened below a private
-copy of the mount: whoever unmounts the image is not told that it is busy.
+copy of the mount: an unmount does not fail because the image is busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mounted image all of whose bytes are on this node: the kernel reads them, and nobody serves.
+"""A mounted image all of whose bytes are on this node: the kernel reads them without a server.
 
 EROFS has the node cache's own file as its device, which `blocks.cache.sealed_objects` made sure of.
 What the processes here do is warm the hot set; the mount needs none of them, and outlives them.

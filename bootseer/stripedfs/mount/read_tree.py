@@ -145,7 +145,7 @@ class StripedTree(Operations):
         return os.fsencode(entry.target)
 
     def _kept_inside(self, node: Node) -> str:
-        """A link's target, which whoever writes into the store chose; never out of this mount."""
+        """A link's target, chosen by a writer to the store; never out of this mount."""
         try:
             return check_target(node.path, node.info.link)
         except BadFieldError as error:
@@ -294,7 +294,7 @@ class StripedTree(Operations):
                 return readable(found)
             if inode is None:
                 break
-            # Else it was replaced or removed just now, and is listed anew.
+            # Else it was replaced or removed just now, and is listed again.
         raise FileSystemError(errno.ENOENT)
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:

@@ -1,4 +1,4 @@
-"""Runs of a job that have only its name in common, told apart by their pods (pure).
+"""Runs of a job that have only its name in common, distinguished by their pods (pure).
 
 Some operators set nothing on a job's pods but its name, and a pod cannot read more. The events of
 a job that was deleted and created again under that name then have the trace id of the run before.
