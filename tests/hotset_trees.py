@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootseer.blockimage import pack_format
 from bootseer.blockimage.build import Built, build
 from bootseer.blockimage.tree_entries import Entry, Kind
 from bootseer.blocks.table import TableSource, digest_of
@@ -99,3 +100,10 @@ class Tree:
             data = self.contents[path][one.offset : one.offset + one.length]
             got[path] = got.get(path, b"") + data
         return got
+
+
+def unpack_frame(frame: pack_format.Frame, stored: bytes | bytearray | memoryview) -> bytearray:
+    """The bytes of a frame of a pack, verified."""
+    raw = bytearray(frame.raw_bytes)
+    pack_format.open_frame(frame, stored, memoryview(raw))
+    return raw

@@ -14,7 +14,7 @@ from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.trace.recorder import Recorder
-from bootseer.blocks.trace.replay import FAILURES, Replay, covers_most, plan_replay
+from bootseer.blocks.trace.replay import FAILURES, Replay, plan_replay
 from bootseer.blocks.trace.trace_file import Touched, Trace, parse, serialise
 from bootseer.errors import StoreUnavailableError, UsageError
 
@@ -191,12 +191,6 @@ def test_a_trace_of_another_object_is_refused(tmp_path: Path):
     for other in (of(key="other"), of(size=SIZE + 1)):
         with pytest.raises(UsageError):
             Replay(other, FakeFetcher(), source)
-
-
-def test_a_trace_of_nearly_everything_is_known(tmp_path: Path):
-    source = make_source(tmp_path, SIZE, block_bytes=BLOCK, key="object")
-    assert covers_most(of((0, 200)), source)
-    assert not covers_most(of((0, 100)), source)
 
 
 def test_a_recorded_start_replayed_asks_the_store_for_nothing_more(tmp_path: Path):

@@ -135,7 +135,7 @@ for line in sys.stdin: open({str(late)!r}, "rb").read()
 '''], stdin=subprocess.PIPE, text=True)
 with ProcessFollower([{str(files)!r}], "", job.pid) as followed:
     until = time.monotonic() + 60
-    while {str(late)!r} not in followed.opened_files() and time.monotonic() < until:
+    while {str(late)!r} not in followed._opens.first_s and time.monotonic() < until:
         followed.sample(); time.sleep(.05)
         job.stdin.write("\\n"); job.stdin.flush()
     trace = followed.finish(full=True)

@@ -6,7 +6,7 @@ import io
 import random
 
 import pytest
-from hotset_trees import PAGE, Tree
+from hotset_trees import PAGE, Tree, unpack_frame
 
 from bootseer.blockimage import pack_format
 from bootseer.blockimage.pack_writer import build_pack, owners
@@ -95,7 +95,7 @@ def test_a_pack_of_a_real_image_holds_and_warms_what_was_touched(tmp_path):
     )
     boot = pack_format.parse_boot(out.getvalue()[: info.boot_length])
     (frame,) = boot.index().frames
-    raw = pack_format.open_frame(frame, out.getvalue()[info.boot_length :])
+    raw = unpack_frame(frame, out.getvalue()[info.boot_length :])
     paths = boot.index().paths
     warmed = [
         tree.contents[paths[w.path].decode()][w.offset : w.offset + w.length] for w in frame.warm

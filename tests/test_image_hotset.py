@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hotset_trees import PAGE, Tree
+from hotset_trees import PAGE, Tree, unpack_frame
 from images_lab import Image, file, write_layout
 
 from bootseer.blockimage import hotset_manifest, pack_format
@@ -70,7 +70,7 @@ def contents(made: store.BuiltHotSet) -> tuple[pack_format.Index, dict[str, byte
     got: dict[str, bytes] = {}
     for frame in index.frames:
         start = made.hot.boot_length + frame.offset
-        raw = pack_format.open_frame(frame, data[start : start + frame.stored_length])
+        raw = unpack_frame(frame, data[start : start + frame.stored_length])
         for one in frame.warm:
             path = index.paths[one.path].decode()
             got[path] = got.get(path, b"") + FILES[path][one.offset : one.offset + one.length]

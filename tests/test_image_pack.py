@@ -10,6 +10,7 @@ import struct
 
 import pytest
 import zstandard
+from hotset_trees import unpack_frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,7 +71,7 @@ def test_a_pack_gives_the_hot_pages_back_in_the_order_of_first_touch(runs):
     got, order = b"", []
     for frame in index.frames:
         start = info.boot_length + frame.offset
-        raw = pack_format.open_frame(frame, data[start : start + frame.stored_length])
+        raw = unpack_frame(frame, data[start : start + frame.stored_length])
         assert len(raw) == frame.raw_bytes <= pack_format.FRAME_BYTES
         order += frame.extents
         got += raw
@@ -112,7 +113,7 @@ def test_a_last_page_that_is_cut_off_is_packed():
     trace = Trace(KEY, size, "", 1, (Touched(last, size - last, 0, 1),))
     info, data = packed(trace)
     (frame,) = pack_format.parse_boot(data[: info.boot_length]).index().frames
-    assert pack_format.open_frame(frame, data[info.boot_length :]) == DATA[last:size]
+    assert unpack_frame(frame, data[info.boot_length :]) == DATA[last:size]
 
 
 def test_a_hot_set_that_is_most_of_its_image_is_fetched_as_whole_blocks_in_order():
@@ -142,15 +143,15 @@ def test_every_flipped_byte_of_a_frame_is_seen():
     info, data = packed(trace_of((3, 2), (10, 1)))
     (frame,) = pack_format.parse_boot(data[: info.boot_length]).index().frames
     stored = data[info.boot_length :]
-    pack_format.open_frame(frame, stored)
+    unpack_frame(frame, stored)
     for at in range(0, len(stored), 7):
         bad = bytearray(stored)
         bad[at] ^= 1
         with pytest.raises(CorruptDataError):
-            pack_format.open_frame(frame, bad)
+            unpack_frame(frame, bad)
     for cut in (stored[:-1], stored + b"x", b""):
         with pytest.raises(CorruptDataError):
-            pack_format.open_frame(frame, cut)
+            unpack_frame(frame, cut)
 
 
 def test_a_frame_that_unpacks_to_another_size_than_its_extents_have_is_refused():
@@ -158,7 +159,7 @@ def test_a_frame_that_unpacks_to_another_size_than_its_extents_have_is_refused()
     digest = hashlib.sha256(stored).digest()
     frame = Frame(0, len(stored), digest, (Extent(0, PAGE_BYTES),), ())
     with pytest.raises(CorruptDataError, match="size"):
-        pack_format.open_frame(frame, stored)
+        unpack_frame(frame, stored)
 
 
 def test_every_cut_of_a_boot_is_an_error_of_ours():

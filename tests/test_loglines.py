@@ -97,7 +97,7 @@ def test_escapes_and_control_bytes_go(raw: bytes, text: str) -> None:
 def test_prefixes_of_launchers(
     text: str, lane: str, rest: str, ranks: tuple[int | None, int | None]
 ) -> None:
-    assert lines.split_prefix(text) == (lane, rest)
+    assert lines.split_line(text, stamped=False) == (lane, None, rest)
     assert lines.lane_rank(lane) == ranks
 
 

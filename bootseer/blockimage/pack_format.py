@@ -163,14 +163,7 @@ def _unpacked(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
         raise CorruptDataError(f"the pack's boot is no intact zstd frame: {error}") from error
 
 
-def open_frame(frame: Frame, stored: bytes | bytearray | memoryview) -> bytearray:
-    """Verify a frame's stored bytes and unpack them. Raises CorruptDataError."""
-    raw = bytearray(frame.raw_bytes)
-    open_frame_into(frame, stored, memoryview(raw))
-    return raw
-
-
-def open_frame_into(frame: Frame, stored: bytes | bytearray | memoryview, raw: memoryview) -> None:
+def open_frame(frame: Frame, stored: bytes | bytearray | memoryview, raw: memoryview) -> None:
     """Verify a frame's stored bytes and unpack them into `raw`, which is as long as they are.
 
     Raises CorruptDataError; `raw` may have been written to then.

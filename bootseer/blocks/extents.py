@@ -44,23 +44,6 @@ def union(extents: Iterable[tuple[int, int]]) -> list[Extent]:
     return merged
 
 
-def intersect(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[Extent]:
-    """Every byte that is in both, as a set."""
-    left, right = union(some), union(others)
-    common: list[Extent] = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        start = max(left[i].offset, right[j].offset)
-        end = min(left[i].end, right[j].end)
-        if start < end:
-            common.append(Extent(start, end - start))
-        if left[i].end < right[j].end:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
 def subtract(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[Extent]:
     """Every byte that is in the first and not in the second, as a set."""
     remaining: list[Extent] = []
@@ -97,16 +80,6 @@ def aligned(
             end = min(size_bytes, -(-(offset + length) // grain_bytes) * grain_bytes)
             grown.append((start, end - start))
     return union(grown)
-
-
-def blocks_of(extents: Iterable[tuple[int, int]], block_bytes: int) -> list[range]:
-    """The numbers of the blocks that they touch, as rising ranges that do not touch."""
-    whole = union(
-        (offset // block_bytes, (offset + length - 1) // block_bytes - offset // block_bytes + 1)
-        for offset, length in extents
-        if length > 0
-    )
-    return [range(extent.offset, extent.end) for extent in whole]
 
 
 def joined(extents: Iterable[tuple[int, int]], gap_bytes: int) -> list[Extent]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofs_mount
-from bootseer.blockimage.pack_format import EMPTY, Frame, Index, open_frame_into
+from bootseer.blockimage.pack_format import EMPTY, Frame, Index, open_frame
 from bootseer.blockimage.serve.byte_source import Bytes, Reads
 from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
@@ -301,7 +301,7 @@ class ImageServer:
         assert frames is not None
         try:
             raw = self._arena.take(frame.raw_bytes)
-            open_frame_into(frame, stored, raw)
+            open_frame(frame, stored, raw)
         except CorruptDataError as error:
             self._say("pack frame", str(error))
             frames.drop(number)  # its pages are read as cold ones

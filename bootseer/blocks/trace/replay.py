@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.settings import Priority
-from bootseer.blocks.source import BlockSource, block_count
+from bootseer.blocks.source import BlockSource
 from bootseer.blocks.trace.trace_file import Trace
 from bootseer.errors import BootseerError, UsageError
 
@@ -202,9 +202,3 @@ class Replay:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def covers_most(trace: Trace, source: BlockSource, share: float = 0.9) -> bool:
-    """Whether the trace touches so much of the object that fetching all of it in order is best."""
-    touched = sum(step.length for step in plan_replay(trace, source.block_bytes))
-    return block_count(source) > 0 and touched >= share * source.size_bytes

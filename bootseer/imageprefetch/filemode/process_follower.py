@@ -112,10 +112,6 @@ class ProcessFollower:
         if self._opens is not None:
             self._watching.go_on(now_s - self._begun_s)
 
-    def opened_files(self) -> frozenset[str]:
-        """The files of other owners whose opening was noted so far."""
-        return frozenset(self._opens.first_s if self._opens is not None else ())
-
     def _examine_processes(self) -> None:
         pids = process_tree(self._pid)
         self._read_bytes = max(self._read_bytes, read_bytes([*pids, *self._helpers]))

@@ -1,4 +1,4 @@
-"""Resolve, download, build and install phases from pip's log file or uv's output.
+"""Resolve, download, build and install phases from pip's log file.
 
 Python 3.9, standard library only. pip writes a log file with a local timestamp on each line when
 `--log` or PIP_LOG asks for it (pip/_internal/utils/logging.py; format of the timestamps as of pip 8
@@ -30,19 +30,6 @@ _DONE = re.compile(r"(?:Successfully (?:built|installed)|Failed to build) ")
 _ERROR = re.compile(r"ERROR: (.*)")
 # Decimal units: pip/_internal/utils/misc.py, format_size.
 _UNITS = {"bytes": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UV_LINE = re.compile(
-    r"(Resolved|Prepared|Downloaded|Uninstalled|Installed|Audited|Checked) "
-    r"(\d+) packages? in ([\dhmsnuµ. ]+)"
-)
-_UV_PHASES = {
-    "Resolved": "resolve",
-    "Prepared": "download",
-    "Downloaded": "download",
-    "Uninstalled": "install",
-    "Installed": "install",
-    "Audited": "resolve",
-    "Checked": "resolve",
-}
 
 
 class _Change(NamedTuple):
@@ -173,23 +160,3 @@ def _add_phase(
         phases.append((name, former_begin_ns, end_ns, former_attributes))
     else:
         phases.append((name, begin_ns, end_ns, {"bootseer.source": "pip", **attributes}))
-
-
-def uv_sub_phases(text: str, end_ns: int) -> List[SubPhase]:
-    """Return sub-phases from uv's output (also `-v`), which states durations but no times.
-
-    uv's stages follow each other, so they are placed end to end before `end_ns`, the end of the
-    command in Unix nanoseconds. Preparing downloads and builds in one; it is given as download.
-    """
-    stages: List[Tuple[str, int, int]] = []
-    for line in text.splitlines():
-        match = _UV_LINE.match(log_lines.clean(line.encode("utf-8", "replace")).strip())
-        duration_ns = log_lines.parse_duration_ns(match.group(3)) if match else None
-        if match and duration_ns is not None:
-            stages.append((_UV_PHASES[match.group(1)], int(match.group(2)), duration_ns))
-    phases: List[SubPhase] = []
-    for phase, packages, duration_ns in reversed(stages):
-        attributes = {"bootseer.source": "uv", "log.packages": packages}
-        phases.append((PREFIX + phase, end_ns - duration_ns, end_ns, attributes))
-        end_ns -= duration_ns
-    return phases[::-1]

@@ -117,16 +117,6 @@ def clean(raw: bytes) -> str:
     return _CONTROL.sub(b"", raw).decode("utf-8", "replace")
 
 
-def split_prefix(text: str) -> Tuple[str, str]:
-    """Split the launchers' prefixes off: (lane, rest). The lane is "" without a prefix.
-
-    A lane is `rank3` for a global rank, the role and local rank, such as `default3`, or the actor
-    or container; nested prefixes give all of theirs, separated by spaces.
-    """
-    lane, _, rest = split_line(text, stamped=False)
-    return lane, rest
-
-
 def split_line(text: str, *, stamped: bool = True) -> Tuple[str, Optional[int], str]:
     """Split the launchers' prefixes and the stamp off: (lane, stamp in Unix ns, rest).
 
