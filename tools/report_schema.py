@@ -34,12 +34,13 @@ _HEAD = """# The report's JSON
 `bootseer report --json` prints one document in this format. Its JSON Schema (2020-12) is
 `bootseer/profiler/report/report.schema.json`; both are made by `python -m tools.report_schema`.
 
-Times ending in `_s` are seconds on the start's clock: zero is the start's first event, and the
-differences between the nodes' clocks are corrected. `null` means not known, never zero. Within one
-`schema_version`, fields are added but neither renamed nor given another meaning.
+Fields ending in `_s` are seconds, to the microsecond. Moments are on the start's clock: zero is the
+start's first event, and the differences between the nodes' clocks are corrected. `began_unix_s`
+alone is Unix time. `null` (`None` in the descriptions) means not known or not present, never zero.
+Within one `schema_version`, fields are added but neither renamed nor given another meaning.
 
 Terms: *own work* is time in spans that are not marked as waiting, *waiting* time in those that are.
-A *process* is one rank, or a node without ranks. See [terms](terms.md).
+A *process* is one rank, or a node (with pods, a pod) without ranks. See [terms](terms.md).
 """
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of one figure over starts, in seconds; `starts` had it."""
+    """Median, least and greatest of one figure over starts, in seconds.
+
+    `starts` is how many starts had it.
+    """
 
     starts: int
     median: float
@@ -18,8 +21,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: the whole start, and each phase as its longest process's own
-    work in a start. None of the whole's figures is known for a side without complete starts."""
+    """One side of a comparison.
+
+    `starts` counts its complete starts. `median`, `min` and `max` are of the duration of the whole
+    start, in seconds; they are None when there is no complete start. `phases` has a `Spread` for
+    each top-level phase: of a start, the longest own work that one process did in that phase.
+    """
 
     starts: int
     median: float | None
@@ -30,8 +37,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpeedup:
-    """Baseline over candidate of one phase's medians; None where no difference is shown at 95 %
-    over all phases together (Holm)."""
+    """One phase's baseline median over its candidate median (above 1 = faster now).
+
+    `speedup` is None when no difference is shown at 95 % over all phases together (Holm).
+    """
 
     phase: str
     speedup: float | None
@@ -41,11 +50,12 @@ class PhaseSpeedup:
 class Comparison:
     """Before (`baseline`) against after (`candidate`), complete starts only.
 
-    `claim` is False when a side has fewer than three complete starts: then `speedup`, the
-    interval and `p_value` are None and `statement` says what is missing. It is False, too, with so
-    few starts that the interval cannot reach 95 %: then the figures are a hint. `speedup` is
-    baseline over candidate median (above 1 = faster now); `low`..`high` is its interval at
-    `confidence`, `p_value` the exact two-sided rank test that both sides are alike.
+    `claim` is False when a side has fewer than three complete starts: then `speedup`, the interval
+    and `p_value` are None and `statement` says what is missing. `claim` is also False with so few
+    starts that the interval cannot reach 95 %: then the figures are a hint. `speedup` is the
+    baseline median over the candidate median (above 1 = faster now). `low`..`high` is the interval
+    of `speedup` at `confidence`. `p_value` is that of the exact two-sided rank test that both sides
+    are alike.
     """
 
     baseline: Side
