@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
-from bootseer.blocks.fetch.plan.retry_policy import backoff_s, next_try_s
+from bootseer.blocks.fetch.retry_policy import backoff_s, next_try_s
 from bootseer.errors import (
     BootseerError,
     CorruptDataError,

@@ -17,11 +17,10 @@ from fuse_mounts import in_time
 from waiting import until
 
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch import buffer_copy, transfers
+from bootseer.blocks.fetch import transfers
 from bootseer.blocks.fetch.block_memory import KEPT_OBJECTS
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
-from bootseer.blocks.fetch.plan.request_plan import Piece
-from bootseer.blocks.fetch.records import Block, Copy, Job, Waiter
+from bootseer.blocks.fetch.records import Block, Copy, Job, Piece, Waiter
 from bootseer.blocks.fetch.scheduler import Scheduler, Want
 from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.source import memory_key
@@ -92,10 +91,12 @@ def test_a_copy_that_fails_ends_its_reader_and_no_other(
         go_on.wait(60)
         real_open(index, stored, raw)
 
+    original = transfers.copy_from
+
     def copy_from(block: Block, copies: Sequence[Copy]) -> None:
         if any(len(item.target) == 13 for item in copies):
             raise ValueError("no such memory (injected)")
-        buffer_copy.copy_from(block, copies)
+        original(block, copies)
 
     monkeypatch.setattr(source, "open_block", open_block)
     monkeypatch.setattr(transfers, "copy_from", copy_from)

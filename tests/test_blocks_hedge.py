@@ -10,8 +10,8 @@ from faulty_store import Fault, FaultyStore, Request
 from fetching import Arrival, Source, fetch_threads, noise
 
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
-from bootseer.blocks.fetch.plan.retry_policy import hedge_after_s
 from bootseer.blocks.fetch.replica_choice import choose_replica
+from bootseer.blocks.fetch.retry_policy import hedge_after_s
 
 KIB = 1 << 10
 NONE: frozenset[str] = frozenset()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch.plan.request_plan import Piece, PlannedRequest, plan, request_bytes
+from bootseer.blocks.fetch.planner import PlannedRequest, plan, request_bytes
+from bootseer.blocks.fetch.records import Piece
 
 MIB = 1 << 20
 

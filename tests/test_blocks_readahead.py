@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch.plan.readahead import ReadAhead, Share, Span
+from bootseer.blocks.fetch.readahead import ReadAhead, Share, Span
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TOTAL = 256 * MIB

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.plan.readahead import ReadAhead
+from bootseer.blocks.fetch.readahead import ReadAhead
 from bootseer.blocks.fetch.slabs import copy, writable
 from bootseer.blocks.settings import Priority
 from bootseer.errors import BootseerError, CorruptDataError, UsageError

@@ -12,7 +12,7 @@ import threading
 import weakref
 
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.fetch.plan.readahead import Share
+from bootseer.blocks.fetch.readahead import Share
 
 
 class _Shared:

@@ -13,7 +13,7 @@ from bootseer.light_dataclasses import dataclass
 if TYPE_CHECKING:
     from bootseer.blocks.cache.direct_reads import DirectReads
     from bootseer.blocks.fetch.fetcher import Deliver, Fetcher, HeldBytes
-    from bootseer.blocks.fetch.plan.readahead import ReadAhead
+    from bootseer.blocks.fetch.readahead import ReadAhead
 
 
 FITTING_MISSES = 8

@@ -102,7 +102,8 @@ class NodeCache(Closing):
         self._lock = threading.Lock()  # of the counter; held over its quick file operations
         self._uncounted_lock = threading.Lock()  # a leaf
         self._uncounted_bytes = 0  # granted, and not in the counter yet
-        self._stopped = ""
+        self.stopped = ""
+        """Why nothing is stored any more; "" while storing goes on."""
         self._full_until = 0.0  # 0: there was room at the last look
         self._evict_lock = threading.Lock()  # of threads that met a full medium
         self._evicted_s, self._freed = -math.inf, False
@@ -138,11 +139,6 @@ class NodeCache(Closing):
         if usage_fd < 0:
             cache._stop(f"the cache in {directory} has no space for anything")
         return cache
-
-    @property
-    def stopped(self) -> str:
-        """Why nothing is stored any more; "" while storing goes on."""
-        return self._stopped
 
     def open(self, source: BlockSource) -> CachedObject:
         """The cached object of a source, made when it is new; it counts as started now.
@@ -228,7 +224,7 @@ class NodeCache(Closing):
         return bool(granted)
 
     def _refuses(self) -> bool:
-        return bool(self._stopped) or time.monotonic() < self._full_until
+        return bool(self.stopped) or time.monotonic() < self._full_until
 
     def _grant_uncounted(self, wanted_bytes: int) -> bool:
         """Grant what cannot be counted now, within reason: a block is worth more than its count."""
@@ -236,7 +232,7 @@ class NodeCache(Closing):
             uncounted_bytes = self._uncounted_bytes + wanted_bytes
             if uncounted_bytes > min(MOST_UNCOUNTED_BYTES, self.limit_bytes // 64):
                 return False
-            if self._stopped or self._full_until or not self._has_spare(uncounted_bytes):
+            if self.stopped or self._full_until or not self._has_spare(uncounted_bytes):
                 return False
             self._uncounted_bytes = uncounted_bytes
             return True
@@ -344,7 +340,7 @@ class NodeCache(Closing):
             raise from_os_error(error, f"look at the cache in {self.directory}") from error
 
     def _stop(self, reason: str) -> None:
-        self._stopped = self._stopped or reason
+        self.stopped = self.stopped or reason
         self._report_stop(reason)
 
     def _report_stop(self, reason: str) -> None:
@@ -353,7 +349,7 @@ class NodeCache(Closing):
 
     def close(self) -> None:
         """Close the counter; open objects live on without storing. Twice is safe."""
-        self._stopped = self._stopped or "the cache was closed"
+        self.stopped = self.stopped or "the cache was closed"
         with self._lock:
             if self._uncounted_bytes and self._usage_fd >= 0:
                 with contextlib.suppress(OSError), self._usage_locked() as locked:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from bootseer.blocks.cache.cached_object import CachedObject
-from bootseer.blocks.fetch.plan.request_plan import Piece
 from bootseer.blocks.fetch.slabs import Slot
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
@@ -16,6 +16,15 @@ from bootseer.storage.request_control import Attempt
 from bootseer.system.randomness import CHANCE
 
 FIRST_WAITS = 32
+
+
+class Piece(NamedTuple):
+    """Block number `block` lies in bytes `[offset, offset + length)` of the object `part`."""
+
+    block: int
+    part: str
+    offset: int
+    length: int
 
 
 class Status(enum.IntEnum):

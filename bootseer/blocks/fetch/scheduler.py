@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from bootseer.blocks.fetch import retry_policy
 from bootseer.blocks.fetch.block_memory import BlockMemory
-from bootseer.blocks.fetch.completion import Completion
-from bootseer.blocks.fetch.plan import retry_policy
+from bootseer.blocks.fetch.completion import Completion, Waiters
 from bootseer.blocks.fetch.records import (
     Block,
     Copy,
@@ -25,7 +25,6 @@ from bootseer.blocks.fetch.records import (
 )
 from bootseer.blocks.fetch.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.store_queues import StoreQueues
-from bootseer.blocks.fetch.waiters import Waiters
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import block_length
 from bootseer.storage.request_control import Attempt

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.fetch import shared_claims
-from bootseer.blocks.fetch.buffer_copy import copy_from, raw_views
 from bootseer.blocks.fetch.completion import Copies
-from bootseer.blocks.fetch.records import Block, ObjectRecord, Request, Status, Waiter
+from bootseer.blocks.fetch.records import Block, Copy, ObjectRecord, Request, Status, Waiter
 from bootseer.blocks.fetch.scheduler import Scheduler
-from bootseer.blocks.fetch.slabs import copy
+from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, copy, looks_warm, populate
 from bootseer.blocks.settings import FetchSettings
 from bootseer.blocks.stats import Stats
 from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+
+POPULATE_BYTES = 256 << 10
 
 
 class Transfers:
@@ -196,3 +197,32 @@ class Transfers:
             errors = request.errors.values()
             amounts["corrupt"] = sum(isinstance(e, CorruptDataError) for e in errors)
         self._stats.add(record.source.source_class, **amounts)
+
+
+def raw_views(request: Request) -> list[memoryview]:
+    """Where each block's raw bytes go; the memory's pages are there afterwards."""
+    views = []
+    columns = zip(request.items, request.slots, request.targets, strict=True)
+    for (block, _), slot, target in columns:
+        if target is not None:
+            if len(target) >= POPULATE_BYTES and not looks_warm(target):
+                populate(target)
+            views.append(target)
+        elif slot is not None:
+            views.append(slot.view[: block.length])
+        else:
+            raise AssertionError("a block without memory was sent")
+    return views
+
+
+def copy_from(block: Block, copies: Sequence[Copy]) -> None:
+    """Copy from a pinned block into readers' memory."""
+    if block.slot is None:
+        raise AssertionError("a pinned block lost its memory")
+    memory = block.slot.view
+    for item in copies:
+        size = len(item.target)
+        if size <= SMALL_COPY_BYTES:
+            item.target[:] = memory[item.start : item.start + size]
+        else:
+            copy(item.target, memory[item.start : item.start + size])

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from bootseer.blocks.cache.direct_reads import DirectReads
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch import shared_claims
-from bootseer.blocks.fetch.buffer_copy import copy_from
 from bootseer.blocks.fetch.planner import Planner
 from bootseer.blocks.fetch.records import Block, Copy, Effects, ObjectRecord, Request, Status
 from bootseer.blocks.fetch.scheduler import Scheduler
-from bootseer.blocks.fetch.transfers import Transfers
+from bootseer.blocks.fetch.transfers import Transfers, copy_from
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.blocks.source import BlockSource, memory_key
 from bootseer.blocks.stats import Stats

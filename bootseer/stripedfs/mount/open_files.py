@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from bootseer.blocks.fetch.plan.readahead import ReadAhead
+from bootseer.blocks.fetch.readahead import ReadAhead
 from bootseer.blocks.settings import Priority
 from bootseer.errors import (
     AccessDeniedError,

@@ -1,1 +1,0 @@
-"""What one request asks for, and when it is made again: pure decisions."""
