@@ -265,15 +265,18 @@ def test_a_first_step_during_the_survey_counts(job: Job) -> None:
 
 
 def test_of_many_ranks_one_records(job: Job) -> None:
-    code = f"{WAIT}wait_for('go')\n{FIRST_STEP}"
+    code = f"{WAIT}wait_for('go')\n{FIRST_STEP}wait_for('end')\n"
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]
     ranks = [subprocess.Popen([*command, *reader(code)], cwd=job.path) for _ in range(4)]
     try:
         job.point("image.replay", 3)
-    finally:
         (job.path / "go").touch()
+        # While its job runs: once that has ended, who records has half a minute left.
+        job.point("image.record")
+    finally:
+        for name in ("go", "end"):
+            (job.path / name).touch()
         assert [rank.wait() for rank in ranks] == [0] * 4
-    job.point("image.record")
     job.alone()
     assert len(job.points("image.record")) == 1
     others = [point["attributes"].get("bootseer.why") for point in job.points("image.replay")]

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer.blocks.cache import present_index
@@ -64,13 +65,27 @@ def shrink(directory: str, limit_bytes: int, goal_bytes: int) -> int:
     """
     objects = survey(directory)
     used = sum(usage.used_bytes for usage in objects)
-    if used <= limit_bytes:
-        return used
+    return used if used <= limit_bytes else used - _evict_first(objects, used - goal_bytes)
+
+
+def evict_share(directory: str, share: float) -> int:
+    """Evict about a share of what is cached; returns the bytes that this freed.
+
+    What others write or take back meanwhile does not count.
+    """
+    objects = survey(directory)
+    used = sum(usage.used_bytes for usage in objects)
+    return _evict_first(objects, used - int(used * (1 - share)))
+
+
+def _evict_first(objects: Iterable[Usage], wanted_bytes: int) -> int:
+    """Evict the first of some objects until enough is freed; returns the bytes freed."""
+    freed = 0
     for usage in objects:
-        if used <= goal_bytes:
+        if freed >= wanted_bytes:
             break
-        used -= _evict(usage, used - goal_bytes)
-    return used
+        freed += _evict(usage, wanted_bytes - freed)
+    return freed
 
 
 def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:

@@ -320,9 +320,7 @@ class NodeCache(Closing):
         with self._evict_lock:
             if time.monotonic() - self._evicted_s >= EVICTED_S:
                 try:
-                    used = eviction.used_bytes(self.directory)
-                    goal = int(used * LOW_WATER)
-                    self._freed = eviction.shrink(self.directory, goal, goal) < used
+                    self._freed = eviction.evict_share(self.directory, 1 - LOW_WATER) > 0
                 except OSError:
                     self._freed = False
                 self._evicted_s = time.monotonic()
