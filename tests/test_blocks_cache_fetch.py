@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -19,7 +21,7 @@ import pytest
 from block_sources import FileSource, some_bytes
 from cache_fetch_worker import CountingStore, requests
 
-from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache import eviction, present_index
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
@@ -234,6 +236,28 @@ def test_a_full_cache_disk_costs_speed_only(place: Place, small_disk: Path):
         again = read_all(place, place.source(), cache)
         assert 10 < again["hits"] < 40
         assert again["bytes"] == SIZE - again["hits"] * BLOCK
+    assert len(told) == 1
+
+
+def test_what_another_thread_takes_back_is_no_room_that_was_made(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """Injected: each survey finds less than the one before, although all of it is in use."""
+    survey, surveys = eviction.survey, itertools.count()
+
+    def shrinking(directory: str) -> list[eviction.Usage]:
+        less = next(surveys) * 4096
+        return [usage._replace(used_bytes=usage.used_bytes - less) for usage in survey(directory)]
+
+    told: list[str] = []
+    with (
+        NodeCache.at(str(place.cache), 1 << 30, on_stop=told.append) as cache,
+        cache.open(place.source()) as kept,
+    ):
+        assert kept.store(0, memoryview(bytearray(BLOCK)))
+        monkeypatch.setattr(eviction, "survey", shrinking)
+        assert not cache.failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert next(surveys) > 0
     assert len(told) == 1
 
 
