@@ -74,12 +74,12 @@ def test_a_process_may_have_any_name() -> None:
     """Its name is the first line of /proc/self/status."""
     script = """
 import os
-from bootseer.fuse import mount, mounts
+from bootseer.fuse.mount import mount, mount_point
 os.geteuid = lambda: 0
 with open("/proc/self/comm", "wb") as file:
     file.write(b"d\\xc3\\xa9marrage-\\xff")
-assert isinstance(mounts.can_mount(), bool)
-assert isinstance(mount._no_new_privileges(), bool)
+assert isinstance(mount_point.can_mount(), bool)
+assert isinstance(mount._has_no_new_privileges(), bool)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
