@@ -61,7 +61,7 @@ Tree = TypeVar("Tree", bound=StripedTree)
 
 def tree_at(kind: type[Tree], store: Store, name: str, fetcher: Fetcher, **options: Any) -> Tree:
     """The tree of what a name on a store stands for."""
-    return kind(store, name, namespace.look(store, name), fetcher, **options)
+    return kind(store, name, namespace.look_up(store, name), fetcher, **options)
 
 
 def content(size_bytes: int, seed: int = 0) -> bytes:

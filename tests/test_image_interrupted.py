@@ -213,7 +213,7 @@ def test_so_is_one_that_was_just_made(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     with client, link:
         request_mount(client, settings, writable)
         with pytest.raises(StoreUnavailableError, match="looking failed"):
-            daemon.in_a_child(lambda: answer_request(link))
+            daemon.run_in_child(lambda: answer_request(link))
     os.close(writable)
     assert lab.mounts.gone()
 
@@ -230,7 +230,7 @@ def test_one_that_was_heard_of_stays(lab: Lab) -> None:
     with Link(fileno=theirs.detach()) as link, open(os.devnull, "wb") as null:
         request_mount(client, settings, null.fileno())
         with pytest.raises(StoreUnavailableError, match="looking failed"):
-            daemon.in_a_child(lambda: answer_request(link))
+            daemon.run_in_child(lambda: answer_request(link))
         client.close()
     umount(settings.directory, runtime_dir=settings.runtime)  # it is there
     assert lab.mounts.gone()

@@ -25,6 +25,7 @@ from bootseer.storage.store import Stat
 from bootseer.stripedfs.mount.open_files import Complaints, OpenFiles
 from bootseer.stripedfs.mount.write_tree import WritableTree
 from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.open import open_file
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -210,9 +211,7 @@ def test_what_is_outdated_stays_with_its_bytes_when_its_place_is_moved(tmp_path:
     store = store_of(tmp_path / "store")
     for name in ("mine", "other"):
         put_bytes(store, name, content(400, len(name)), tmp_path)
-    mine, other = (
-        namespace.source_of(store, namespace.look(store, name)) for name in ("mine", "other")
-    )
+    mine, other = (open_file(store, namespace.look_up(store, name)) for name in ("mine", "other"))
     with Fetcher() as fetcher:
         files = OpenFiles(fetcher, Complaints(None))
         handle = files.add(mine, "mine", "place")
