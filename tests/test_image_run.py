@@ -861,11 +861,11 @@ def test_what_cannot_be_is_said_before_anything_is_done(
 
 def parsed(*words: str) -> dict[str, Any]:
     """What `image record` makes of its words, and the words of its command."""
-    from bootseer.cli.image.options import words_behind
+    from bootseer.cli.image.options import words_after_dashes
     from bootseer.cli.image.record import command
 
     context = command.make_context("record", list(words))
-    return {**context.params, "words": words_behind(context)}
+    return {**context.params, "words": words_after_dashes(context)}
 
 
 @pytest.mark.parametrize("word", ["-lteam=x", "-v/data:/extra", "-w/workspace", "-it", "-p8080:80"])
@@ -890,10 +890,10 @@ def test_h_alone_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_without_options_needs_no_dashes() -> None:
-    from bootseer.cli.image.record import _parted
+    from bootseer.cli.image.record import _split_words
 
     found = parsed("a:1", "cat", "-")
-    assert _parted(found["options"], found["words"]) == ((), ("cat", "-"))
+    assert _split_words(found["options"], found["words"]) == ((), ("cat", "-"))
 
 
 @pytest.mark.parametrize(
@@ -941,13 +941,13 @@ def test_what_breaks_inside_us_is_named_by_its_class(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     code = """
 import sys
-from bootseer.cli.image.outcome import tell_way
+from bootseer.cli.image.outcome import print_way
 from bootseer.imageprefetch.run import run_image as lazyrun
 from bootseer.imageprefetch.mount.mount import MountSettings
 def broken(_):
     raise KeyError("x")
 mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
-sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), tell_way, broken))
+sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), print_way, broken))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,8 @@
-"""The `bootseer` command: `run` and `event` by hand, everything else through click, loaded late.
+"""The `bootseer` command: choose what handles a command line, by its first words.
 
-This file must stay importable on Python 3.9 and import nothing at module level but `sys`:
-`bootseer run` stands in front of every process of a job.
+Commands with a start-up budget parse their arguments themselves; all others go through click,
+which is imported only for them. This file must stay importable on Python 3.9 and import nothing
+at module level but `sys`: `bootseer run` stands in front of every process of a job.
 """
 
 from __future__ import annotations
@@ -34,39 +35,41 @@ def main(argv: list[str] | None = None) -> int:
     if args[:2] in (["image", "mount"], ["image", "umount"]):
         from bootseer.agent import client
 
-        answered = client.run_command(args)
-        if answered is not None:
-            return answered
+        agent_code = client.run_command(args)
+        if agent_code is not None:
+            return agent_code
     if args[:2] in (["image", "mount"], ["image", "run"]):
         from bootseer.cli.image import direct as image_direct
 
-        ended = image_direct.command(args)
-        if ended is not None:
-            return _leave_now(ended) if argv is None else ended
+        image_code = image_direct.run_without_click(args)
+        if image_code is not None:
+            return _exit_now(image_code) if argv is None else image_code
     if args[:2] == ["deps", "run"]:
         from bootseer.cli.deps import direct as deps_direct
 
-        ended = deps_direct.command(args)
-        if ended is not None:
-            return _leave_now(ended) if argv is None else ended
+        deps_code = deps_direct.run_without_click(args)
+        if deps_code is not None:
+            return _exit_now(deps_code) if argv is None else deps_code
     from bootseer.cli import root
 
     if args[:1] == ["report"] and argv is None:
         import gc
 
-        gc.disable()  # nothing is left to collect when this process has ended
-        return _leave_now(root.main(args))
+        gc.disable()  # the process ends with the report: there is no garbage worth collecting
+        return _exit_now(root.main(args))
     return root.main(args)
 
 
-def _leave_now(code: int) -> int:
-    """End this process at once: tearing down what a mount imported, or a report of many processes
-    holds, takes longer than telling."""
+def _exit_now(code: int) -> int:
+    """End this process without tearing down the interpreter.
+
+    Freeing what a mount imported, or the data of a large report, would delay the caller.
+    """
     import os
 
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # closed, or its reader left
+            pass  # the stream is closed, or its reader is
     os._exit(code)

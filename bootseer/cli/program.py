@@ -1,9 +1,9 @@
-"""The `bootseer` program as it is installed: the command, in the environment that was given.
+"""The installed `bootseer` program: restore the caller's environment, then run the command.
 
-A shell stands before us, for it alone can start Python deaf to the job's PYTHONHOME. On its way it
-drops variables whose names it has no use for (`my.key`, as Kubernetes allows) and adds some of
-its own, none of which the job may see; so it hands over what it was given. Importable on Python
-3.9, and in front of every process of a job.
+The program is started by a shell script, which alone can keep Python from reading the job's
+PYTHONHOME. A shell drops variables whose names it cannot use (`my.key`, which Kubernetes allows)
+and adds some of its own; so the script passes on the environment that it was given, and the job
+gets that one. Runs in front of every process of a job. Must stay importable on Python 3.9.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-GIVEN = b"_BOOTSEER_ENVIRON"
-"""The environment that the shell was given: a line a variable, line breaks in it as 0x01."""
+ORIGINAL_ENVIRONMENT = b"_BOOTSEER_ENVIRON"
+"""Variable with the environment that the shell script was given.
+
+One `NAME=VALUE` a line; a line break inside a value is 0x01.
+"""
 
 
 def main() -> int:
@@ -27,18 +30,18 @@ def main() -> int:
 
 
 def restore_environment(environ: MutableMapping[bytes, bytes]) -> None:
-    """Make `environ` what the shell before us was given, where it told us."""
-    told = environ.pop(GIVEN, b"")
-    if not told:
+    """Make `environ` equal to what the shell script was given, if the script passed it on."""
+    encoded = environ.pop(ORIGINAL_ENVIRONMENT, b"")
+    if not encoded:
         return
-    given: dict[bytes, bytes] = {}
-    for line in told.split(b"\n"):
+    original: dict[bytes, bytes] = {}
+    for line in encoded.split(b"\n"):
         name, equals, value = line.partition(b"=")
         if name and equals:
-            given.setdefault(name.replace(b"\1", b"\n"), value.replace(b"\1", b"\n"))
-    for name in environ.keys() - given.keys():
+            original.setdefault(name.replace(b"\1", b"\n"), value.replace(b"\1", b"\n"))
+    for name in environ.keys() - original.keys():
         del environ[name]
-    for name, value in given.items():
+    for name, value in original.items():
         # Of a value with 0x01 or a line break in it, the shell's copy is the exact one.
         if environ.get(name) != value and not (b"\n" in value and name in environ):
             environ[name] = value
