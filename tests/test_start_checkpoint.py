@@ -227,7 +227,7 @@ def test_what_went_wrong_with_a_copy_is_told(job: Job, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bootseer.stripedfs.read.get.get_found", fail)
+    monkeypatch.setattr("bootseer.stripedfs.read.get.get_from_store", fail)
     settings = CheckpointSettings(url=job.url, to=str(job.to), form="copy")
     with pytest.raises(NoSpaceError, match=f"copy the checkpoint to {job.to}: No space"):
         checkpoint_part._copy(settings)
