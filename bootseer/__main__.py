@@ -1,13 +1,15 @@
-"""The program `bootseer`, and `python -m bootseer`: one command line, in the environment given.
+"""The program `bootseer`, and `python -m bootseer`: restore the caller's environment, then choose
+what handles the command line, by its first words.
 
-What stands in front of a job is found by hand, everything else through click, loaded late. This
-file must stay importable on Python 3.9 and import nothing at module level that the interpreter
-has not: `bootseer run` stands in front of every process of a job.
+Commands with a start-up budget parse their arguments themselves; all others go through click,
+which is imported only for them. This file must stay importable on Python 3.9 and import nothing
+at module level that the interpreter has not: `bootseer run` stands in front of every process of a
+job.
 
-The installed program starts in a shell, for it alone can start Python deaf to the job's
-PYTHONHOME. On its way a shell drops variables whose names it has no use for (`my.key`, as
-Kubernetes allows) and adds some of its own, none of which the job may see; so it hands over what
-it was given.
+The installed program is started by a shell script, which alone can keep Python from reading the
+job's PYTHONHOME. A shell drops variables whose names it cannot use (`my.key`, which Kubernetes
+allows) and adds some of its own; so the script passes on the environment that it was given, and
+the job gets that one.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-GIVEN = b"_BOOTSEER_ENVIRON"
-"""The environment that the shell was given: a line a variable, line breaks in it as 0x01."""
+ORIGINAL_ENVIRONMENT = b"_BOOTSEER_ENVIRON"
+"""Variable with the environment that the shell script was given.
+
+One `NAME=VALUE` a line; a line break inside a value is 0x01.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(args: list[str], *, at_exit: bool) -> int:
-    """`at_exit`: this process has nothing else to do."""
+    """Run a command line; with `at_exit` the process ends with it."""
     if args and args[0] == "run":
         from bootseer.entrypoint import run
 
@@ -55,42 +60,42 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
     if args[:2] in (["image", "mount"], ["image", "umount"]):
         from bootseer.agent import client
 
-        answered = client.run_command(args)
-        if answered is not None:
-            return answered
+        agent_code = client.run_command(args)
+        if agent_code is not None:
+            return agent_code
     if args[:2] in (["image", "mount"], ["image", "run"]):
         from bootseer.cli.image import direct as image_direct
 
-        ended = image_direct.command(args)
-        if ended is not None:
-            return _leave_now(ended) if at_exit else ended
+        image_code = image_direct.run_without_click(args)
+        if image_code is not None:
+            return _exit_now(image_code) if at_exit else image_code
     if args[:2] == ["deps", "run"]:
         from bootseer.cli.deps import direct as deps_direct
 
-        ended = deps_direct.command(args)
-        if ended is not None:
-            return _leave_now(ended) if at_exit else ended
+        deps_code = deps_direct.run_without_click(args)
+        if deps_code is not None:
+            return _exit_now(deps_code) if at_exit else deps_code
     if args[:1] == ["report"] and at_exit:
         import gc
 
-        gc.disable()  # nothing is left to collect when this process has ended
-        return _leave_now(_by_click(args))
+        gc.disable()  # the process ends with the report: there is no garbage worth collecting
+        return _exit_now(_by_click(args))
     return _by_click(args)
 
 
 def restore_environment(environ: MutableMapping[bytes, bytes]) -> None:
-    """Make `environ` what the shell before us was given, where there was one."""
-    encoded = environ.pop(GIVEN, b"")
+    """Make `environ` equal to what the shell script was given, if there was one."""
+    encoded = environ.pop(ORIGINAL_ENVIRONMENT, b"")
     if not encoded:
         return
-    given: dict[bytes, bytes] = {}
+    original: dict[bytes, bytes] = {}
     for line in encoded.split(b"\n"):
         name, equals, value = line.partition(b"=")
         if name and equals:
-            given.setdefault(name.replace(b"\1", b"\n"), value.replace(b"\1", b"\n"))
-    for name in environ.keys() - given.keys():
+            original.setdefault(name.replace(b"\1", b"\n"), value.replace(b"\1", b"\n"))
+    for name in environ.keys() - original.keys():
         del environ[name]
-    for name, value in given.items():
+    for name, value in original.items():
         # Of a value with 0x01 or a line break in it, the shell's copy is the exact one.
         if environ.get(name) != value and not (b"\n" in value and name in environ):
             environ[name] = value
@@ -102,14 +107,16 @@ def _by_click(args: list[str]) -> int:
     return root.main(args)
 
 
-def _leave_now(code: int) -> int:
-    """End this process at once: tearing down what a mount imported, or a report of many processes
-    holds, takes longer than telling."""
+def _exit_now(code: int) -> int:
+    """End this process without tearing down the interpreter.
+
+    Freeing what a mount imported, or the data of a large report, would delay the caller.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # closed, or its reader left
+            pass  # the stream is closed, or its reader is
     os._exit(code)
 
 

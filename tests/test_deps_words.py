@@ -57,7 +57,7 @@ def test_it_reads_by_hand_what_click_reads(
     capsys: pytest.CaptureFixture[str], words: list[str], environ: dict[str, str]
 ) -> None:
     for wanted in (words, [*words, "--", "pip", "--store", "x"], [*words, "pip", "--cache", "x"]):
-        read = direct.words_of(wanted, environ)
+        read = direct.parse_run(wanted, environ)
         if read is not None:
             assert by_click(wanted, environ) == read
     capsys.readouterr()
@@ -76,7 +76,7 @@ def test_what_a_job_gives_is_read_by_hand() -> None:
         "2.5",
     ]
     usual += ["--form", "copy", "--read-only", "--", "pip", "install", "-r", "a"]
-    read = direct.words_of(usual, {"BOOTSEER_EVENTS": "/events", "BOOTSEER_STORE": "/other"})
+    read = direct.parse_run(usual, {"BOOTSEER_EVENTS": "/events", "BOOTSEER_STORE": "/other"})
     assert read == {
         **direct.DEFAULTS,
         "store": "/s",
@@ -99,7 +99,7 @@ def test_every_default_is_the_click_commands() -> None:
     "words", [["--help"], ["--wait"], ["--form", "no", "x"], ["--max-age", "-1", "x"], ["--"], []]
 )
 def test_click_says_what_is_wrong(words: list[str]) -> None:
-    assert direct.words_of(words, {}) is None
+    assert direct.parse_run(words, {}) is None
 
 
 HEAVY = {"click", "logging", "concurrent.futures", "uuid", "tempfile", "shutil", "hmac", "urllib"}

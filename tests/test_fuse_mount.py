@@ -55,7 +55,7 @@ def test_a_process_may_have_any_name() -> None:
     """Its name is the first line of /proc/self/status."""
     script = """
 import os
-from bootseer.fuse.mount import mount, mount_point
+from bootseer.fuse.mount import mount_point
 from bootseer.system.processes import own_status
 os.geteuid = lambda: 0
 with open("/proc/self/comm", "wb") as file:

@@ -243,7 +243,7 @@ def test_a_mount_hides_nothing_that_it_needs(where: str, mounts: Mounts, tmp_pat
 def test_a_complete_image_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     about: dict[str, Any] = {"shared": False, "loop": False, "hot_set": "sha256:1", "hot_bytes": 5}
     made = mount.MountedImage("/mnt", "sha256:2", "", **about, offline=False, complete=True)
-    outcome.tell(made)
+    outcome.print_mounted(made)
     said = capsys.readouterr().err
     assert "all of it is on this node's disk" in said
     assert "follows" not in said
@@ -252,7 +252,7 @@ def test_a_complete_image_is_told_as_such(capsys: pytest.CaptureFixture[str]) ->
 def test_a_hot_set_of_whole_blocks_is_not_told_as_empty(capsys: pytest.CaptureFixture[str]) -> None:
     about: dict[str, Any] = {"shared": False, "loop": False, "hot_set": "sha256:1", "hot_bytes": 0}
     made = mount.MountedImage("/mnt", "sha256:2", "", **about, offline=False, complete=False)
-    outcome.tell(made)
+    outcome.print_mounted(made)
     said = capsys.readouterr().err
     assert "its hot set, most of the image, follows block by block" in said
     assert "0 B" not in said

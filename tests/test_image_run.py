@@ -865,11 +865,11 @@ def test_what_cannot_be_is_said_before_anything_is_done(
 
 def parsed(*words: str) -> dict[str, Any]:
     """What `image record` makes of its words, and the words of its command."""
-    from bootseer.cli.image.options import words_behind
+    from bootseer.cli.image.options import words_after_dashes
     from bootseer.cli.image.record import command
 
     context = command.make_context("record", list(words))
-    return {**context.params, "words": words_behind(context)}
+    return {**context.params, "words": words_after_dashes(context)}
 
 
 @pytest.mark.parametrize("word", ["-lteam=x", "-v/data:/extra", "-w/workspace", "-it", "-p8080:80"])
@@ -894,10 +894,10 @@ def test_h_alone_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_without_options_needs_no_dashes() -> None:
-    from bootseer.cli.image.record import _parted
+    from bootseer.cli.image.record import _split_words
 
     found = parsed("a:1", "cat", "-")
-    assert _parted(found["options"], found["words"]) == ((), ("cat", "-"))
+    assert _split_words(found["options"], found["words"]) == ((), ("cat", "-"))
 
 
 @pytest.mark.parametrize(
@@ -945,13 +945,13 @@ def test_what_breaks_inside_us_is_named_by_its_class(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     code = """
 import sys
-from bootseer.cli.image.outcome import report_plan
+from bootseer.cli.image.outcome import print_plan
 from bootseer.imageprefetch.run import run_image as lazyrun
 from bootseer.imageprefetch.mount.settings import MountSettings
 def broken(_):
     raise KeyError("x")
 mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
-sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), report_plan, broken))
+sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), print_plan, broken))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -967,7 +967,7 @@ def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPa
     with contextlib.suppress(OSError):
         if way == "closed":
             stream.close()
-    outcome.complain("a read failed")
+    outcome.print_note("a read failed")
     with contextlib.suppress(OSError):
         stream.close()
 

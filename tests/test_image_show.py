@@ -11,7 +11,7 @@ import pytest
 from hotset_trees import PAGE, Tree
 
 from bootseer.cli.image.hotset.html import render
-from bootseer.cli.image.hotset.show import drawn
+from bootseer.cli.image.hotset.show import render_lines
 from bootseer.imageprefetch.hotset.summary import Summary, summarise
 
 FILES = {
@@ -30,7 +30,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
 
 
 def test_the_terminal_shows_time_packages_directories_and_files(summary: Summary):
-    lines = drawn(summary, "registry/app:1")
+    lines = render_lines(summary, "registry/app:1")
     text = "\n".join(lines)
     assert "220.0 KiB of 228.0 KiB" in text
     assert "3 of 4 files" in text
@@ -38,13 +38,13 @@ def test_the_terminal_shows_time_packages_directories_and_files(summary: Summary
     assert "over time" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert any(line.endswith("1 more") for line in drawn(summary, "x", rows=2))
+    assert any(line.endswith("1 more") for line in render_lines(summary, "x", rows=2))
 
 
 def test_nothing_hot_is_one_line(tmp_path: Path):
     tree = Tree(tmp_path / "tree", FILES)
     nothing = summarise(tree.touched(), tree.files)
-    assert len(drawn(nothing, "x")) == 1
+    assert len(render_lines(nothing, "x")) == 1
     assert "nothing is hot" in render(nothing, "x")
 
 

@@ -56,7 +56,7 @@ def test_run_reads_by_hand_what_click_reads(
     capsys: pytest.CaptureFixture[str], words: list[str], environ: dict[str, str]
 ) -> None:
     for wanted in (words, [*words, "--", "sh", "--cache", "x"]):
-        read = image_words.run_words(wanted, environ)
+        read = image_words.parse_run(wanted, environ)
         if read is not None:
             clicked = by_click("run", wanted, environ)
             assert clicked is not None
@@ -71,7 +71,7 @@ def test_mount_reads_by_hand_what_click_reads(
     capsys: pytest.CaptureFixture[str], words: list[str], environ: dict[str, str]
 ) -> None:
     for wanted in (words, ["host:5/a:1", *words, "/mnt"]):
-        read = image_words.mount_words(wanted, environ)
+        read = image_words.parse_mount(wanted, environ)
         if read is not None:
             clicked = by_click("mount", wanted, environ)
             assert clicked is not None
@@ -82,7 +82,7 @@ def test_mount_reads_by_hand_what_click_reads(
 
 def test_what_a_job_gives_is_read_by_hand() -> None:
     usual = ["--cache", "/c", "--runtime=/r", "--workload", "w", "h:5/a:1", "/mnt"]
-    assert image_words.mount_words(usual, {"BOOTSEER_EVENTS": "/events"}) == {
+    assert image_words.parse_mount(usual, {"BOOTSEER_EVENTS": "/events"}) == {
         "cache": "/c",
         "runtime": "/r",
         "workload": "w",
@@ -92,7 +92,7 @@ def test_what_a_job_gives_is_read_by_hand() -> None:
         "as_json": False,
         "plain_http": None,
     }
-    read = image_words.run_words(["h:5/a:1", "--gpus", "all", "--", "python", "--cache"], {})
+    read = image_words.parse_run(["h:5/a:1", "--gpus", "all", "--", "python", "--cache"], {})
     assert read == (
         {"ref": "h:5/a:1", "plain_http": None},
         ("--gpus", "all"),
@@ -102,5 +102,5 @@ def test_what_a_job_gives_is_read_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["BOOTSEER_IMAGE_RECORD_WINDOW", "BOOTSEER_IMAGE_HOT"])
 def test_variables_for_single_options_are_left_to_click(name: str) -> None:
-    assert image_words.mount_words(["a", "b"], {name: "1"}) is None
-    assert image_words.run_words(["a"], {name: "1"}) is None
+    assert image_words.parse_mount(["a", "b"], {name: "1"}) is None
+    assert image_words.parse_run(["a"], {name: "1"}) is None

@@ -32,17 +32,17 @@ def test_long_transfers_say_now_and_then_how_far_they_are(
         ["stripe", "verify", "--json", url],
         ["stripe", "get", "--json", url, str(tmp_path / "copy")],
     )
-    advance = progress._Lines.advance
+    advance = progress._LogLines.advance
 
-    def advance_and_wait(lines: progress._Lines, size_bytes: int) -> None:
+    def advance_and_wait(lines: progress._LogLines, size_bytes: int) -> None:
         advance(lines, size_bytes)
         written = cast("io.BytesIO", sys.stderr.buffer)
         until(lambda: b" MiB, for " in written.getvalue())
 
-    for every_s in (progress.TELL_EVERY_S, 0.001):
-        monkeypatch.setattr(progress, "TELL_EVERY_S", every_s)
+    for every_s in (progress.REPORT_INTERVAL_S, 0.001):
+        monkeypatch.setattr(progress, "REPORT_INTERVAL_S", every_s)
         if every_s == 0.001:  # the transfer must last until it has said something
-            monkeypatch.setattr(progress._Lines, "advance", advance_and_wait)
+            monkeypatch.setattr(progress._LogLines, "advance", advance_and_wait)
         for words in commands:
             done = CliRunner().invoke(group, words, catch_exceptions=False)
             assert done.exit_code == 0, done.output
@@ -61,9 +61,9 @@ def test_a_transfer_that_hangs_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lines came with the next batch alone, of up to 128 MiB."""
-    monkeypatch.setattr(progress, "TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(progress, "REPORT_INTERVAL_S", 0.01)
     said = ""
-    with progress.bar("put x") as told:
+    with progress.show_progress("put x") as told:
         told.expect(4 << 20)
         told.advance(1 << 20)
         end_s = time.monotonic() + 60
@@ -82,8 +82,8 @@ def test_nobody_reads_it_and_the_transfer_ends_well(tmp_path: Path) -> None:
     code = (
         "import time\n"
         "from bootseer.cli.shared import progress\n"
-        "progress.TELL_EVERY_S = 0.001\n"
-        "with progress.bar('x' * 2000):\n"
+        "progress.REPORT_INTERVAL_S = 0.001\n"
+        "with progress.show_progress('x' * 2000):\n"
         "    open('begun', 'w').close()\n"
         "    while not __import__('os').path.exists('full'): time.sleep(0.01)\n"
     )

@@ -27,12 +27,12 @@ from bootseer import __main__ as main
 from bootseer.cli import read_ahead
 from bootseer.cli.deps import direct as deps_direct
 early = {}
-ask_for = read_ahead.ask_for
+prefetch_modules = read_ahead.prefetch_modules
 def note_and_ask(modules):
     early.update(early or sys.modules)
-    ask_for(modules)
-read_ahead.ask_for = note_and_ask
-code = deps_direct.command(sys.argv[1:])
+    prefetch_modules(modules)
+read_ahead.prefetch_modules = note_and_ask
+code = deps_direct.run_without_click(sys.argv[1:])
 def files(names):
     specs = [getattr(sys.modules[name], "__spec__", None) for name in names]
     return [s.cached or s.origin for s in specs if s and s.has_location]
@@ -47,11 +47,11 @@ import os, sys
 from bootseer.cli import read_ahead
 from bootseer.cli.image import direct as image_direct
 early, folder = {}, sys.argv[1]
-ask_for = read_ahead.ask_for
+prefetch_modules = read_ahead.prefetch_modules
 def note_and_ask(modules):
     early.update(sys.modules)
-    ask_for(modules)
-read_ahead.ask_for = note_and_ask
+    prefetch_modules(modules)
+read_ahead.prefetch_modules = note_and_ask
 def files(names):
     specs = [getattr(sys.modules[name], "__spec__", None) for name in names]
     return [s.cached or s.origin for s in specs if s and s.has_location]
@@ -76,7 +76,7 @@ def noted_start(*words, **options):
     worker.Worker._hand_over = noted
     return link
 registry_helper.start = noted_start
-sys.exit(image_direct.command(sys.argv[2:]))
+sys.exit(image_direct.run_without_click(sys.argv[2:]))
 """
 
 
@@ -147,7 +147,7 @@ def test_on_a_fresh_node_it_is_what_unpacking_imports_as_well(node: Node, tmp_pa
 
 def check(modules: Sequence[str], imported: Collection[str], late: Collection[str]) -> None:
     """That a list has all that is imported late, and of our own modules no others."""
-    ahead = read_ahead.files_of(modules)
+    ahead = read_ahead.module_files(modules)
     assert len(ahead) == len(set(ahead))
     ours = [path for path in ahead if f"{os.sep}bootseer{os.sep}" in path]
     assert sorted(set(ours) - set(imported)) == []
@@ -198,5 +198,5 @@ def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     os.mkfifo(tmp_path / "__pycache__" / f"pipe.{sys.implementation.cache_tag}.pyc")
     monkeypatch.setattr(os, "__file__", str(tmp_path / "os.py"))
     before = os.listdir("/proc/self/fd")
-    read_ahead.ask_for(["pipe", "missing", "lib-dynload/missing", "bootseer/missing"])
+    read_ahead.prefetch_modules(["pipe", "missing", "lib-dynload/missing", "bootseer/missing"])
     assert os.listdir("/proc/self/fd") == before

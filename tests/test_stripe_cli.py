@@ -223,11 +223,11 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
     [("4MiB", 4 << 20), ("4m", 4 << 20), ("1.5 GB", 3 << 29), ("7", 7), ("64k", 65536), ("0", 0)],
 )
 def test_sizes(text: str, size_bytes: int) -> None:
-    assert sizes.parsed(None, None, text) == size_bytes  # type: ignore[arg-type]
+    assert sizes.parse_size(None, None, text) == size_bytes  # type: ignore[arg-type]
 
 
 def test_sizes_are_shown_with_units() -> None:
-    shown = [sizes.shown(n) for n in (0, 1023, 1024, 1 << 20, (1 << 30) - 1, 1 << 45)]
+    shown = [sizes.format_size(n) for n in (0, 1023, 1024, 1 << 20, (1 << 30) - 1, 1 << 45)]
     assert shown == ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.0 GiB", "32.0 TiB"]
 
 

@@ -1,4 +1,4 @@
-"""`bootseer event`: write one event from a script. Parsed by hand; click only for the help."""
+"""`bootseer event`: write one event from a script. Parses its own arguments."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ STATUSES = ("ok", "error", "fallback")
 
 
 class EventUsageError(Exception):
-    """The command line cannot be used; the message says why."""
+    """The command line is wrong; the message says why."""
 
 
 class Options:
-    """What the command line and BOOTSEER_EVENT_* ask for."""
+    """The arguments of one call, with defaults from the BOOTSEER_EVENT_* variables."""
 
     __slots__ = ("attributes", "events", "help", "kind", "name", "span", "status")
 
@@ -60,16 +60,16 @@ class Options:
 
 
 def parse(arguments: Sequence[str], environ: dict[str, str]) -> Options:
-    """Parse the words after `event`; raises EventUsageError or run's RunUsageError."""
+    """Parse the arguments after `event`. Raises EventUsageError or run's RunUsageError."""
     from bootseer.entrypoint.run import attribute_pair
 
     options = Options(environ)
     words = list(arguments)
-    plain: list[str] = []
+    operands: list[str] = []
     while words:
         word = words.pop(0)
         if not word.startswith("-") or word == "-":
-            plain.append(word)
+            operands.append(word)
             continue
         name, equals, value = word.partition("=")
         if name in ("-h", "--help"):
@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str], environ: dict[str, str]) -> Options:
         elif name == "--wait":
             options.attributes["bootseer.wait"] = True
         elif name == "--":
-            plain, words = plain + words, []
+            operands, words = operands + words, []
         elif name not in ("--events", "--attr", "--status", "--span"):
             raise EventUsageError(f"event: unknown option {name}; see `bootseer event --help`")
         else:
@@ -86,22 +86,23 @@ def parse(arguments: Sequence[str], environ: dict[str, str]) -> Options:
             if not value:
                 raise EventUsageError(f"event: {name} needs a value")
             if name == "--attr":
-                key, shown = attribute_pair(value, "event: --attr")
-                options.attributes[key] = shown
+                key, attribute = attribute_pair(value, "event: --attr")
+                options.attributes[key] = attribute
             else:
                 setattr(options, name[2:], value)
     if not options.help:
-        _check(options, plain)
+        _take_operands(options, operands)
     return options
 
 
-def _check(options: Options, plain: list[str]) -> None:
-    options.kind = plain[0] if plain else ""
+def _take_operands(options: Options, operands: list[str]) -> None:
+    """Take kind and name from the operands; check them, the status and the span."""
+    options.kind = operands[0] if operands else ""
     if options.kind not in KINDS:
         raise EventUsageError("event: say begin, end or point; see `bootseer event --help`")
-    options.name = plain[1] if len(plain) > 1 else ""
-    if len(plain) > 2:
-        raise EventUsageError(f"event: one name at a time, '{plain[2]}' is too much")
+    options.name = operands[1] if len(operands) > 1 else ""
+    if len(operands) > 2:
+        raise EventUsageError(f"event: one name at a time, '{operands[2]}' is too much")
     if not options.name and not (options.kind == "end" and options.span):
         raise EventUsageError(f"event: {options.kind} needs a NAME")
     if options.status not in STATUSES:
@@ -111,9 +112,11 @@ def _check(options: Options, plain: list[str]) -> None:
         raise EventUsageError(f"event: --span '{span}' is not what `event begin` printed")
 
 
-def _caller() -> str:
-    """Name the shell that called us, the same as long as that process lives, and different from
-    any other on this machine."""
+def _identify_caller() -> str:
+    """Return an identifier of the parent process, the shell that runs this command.
+
+    It is the same as long as that process lives, and unique on this machine.
+    """
     from bootseer.events import resource
     from bootseer.system.processes import start_ticks
 
@@ -125,10 +128,10 @@ def _caller() -> str:
 
 
 class _OpenSpans:
-    """The spans that one shell has open, in a small file beside the events.
+    """The spans that one shell has open, kept in a small file next to the event files.
 
-    The file is gone with the last of them. Where it cannot be kept, all spans of a name share one
-    id, which is right as long as the name comes once.
+    The file is removed with the last span. If it cannot be written, all spans of one name get the
+    same id, which is correct as long as the name is used once.
     """
 
     def __init__(self, target: str, caller: str, trace_id: str) -> None:
@@ -138,69 +141,73 @@ class _OpenSpans:
         self._key = f"{trace_id}:{caller}"
         self._path = os.path.join(folder, ".open", resource.digest(self._key)[:16])
 
-    def _shared(self, name: str) -> str:
+    def _derive_id(self, name: str) -> str:
+        """Return the id that all spans of a name get if the file cannot be written."""
         from bootseer.events import resource
 
         return resource.digest(f"{self._key}:{name}")[:16]
 
     def begin(self, name: str) -> str:
-        """Return the id of a new span."""
+        """Record a new span; return its id."""
         span = os.urandom(8).hex()
-        line = f"{span} {_one_line(name)}\n".encode("utf-8", "replace")
+        line = f"{span} {_join_lines(name)}\n".encode("utf-8", "replace")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             fd = os.open(self._path, flags, 0o666)
             try:
-                return span if os.write(fd, line) == len(line) else self._shared(name)
+                return span if os.write(fd, line) == len(line) else self._derive_id(name)
             finally:
                 os.close(fd)
         except OSError:
-            return self._shared(name)
+            return self._derive_id(name)
 
     def end(self, span: str, name: str) -> tuple[str, str]:
-        """Forget a span, named by its id, else the last begun of its name; return id and name."""
+        """Remove the span with this id, or without one the latest of this name.
+
+        Returns the span's id and name.
+        """
         try:
             with open(self._path, "r+", encoding="utf-8", errors="replace") as file:
                 lines = file.read().splitlines()
                 for number in range(len(lines) - 1, -1, -1):
-                    known, _, shown = lines[number].partition(" ")
-                    if known == span if span else shown == _one_line(name):
+                    open_span, _, open_name = lines[number].partition(" ")
+                    if open_span == span if span else open_name == _join_lines(name):
                         del lines[number]
                         file.seek(0)
                         file.write("".join(line + "\n" for line in lines))
                         file.truncate()
-                        span, name = known, name or shown
+                        span, name = open_span, name or open_name
                         break
             if not lines:
                 os.unlink(self._path)
         except OSError:
-            pass  # nothing was begun here, or it could not be kept
-        return span or self._shared(name), name or "unnamed"
+            pass  # no span was begun in this shell, or the file could not be written
+        return span or self._derive_id(name), name or "unnamed"
 
 
-def _one_line(name: str) -> str:
+def _join_lines(name: str) -> str:
     return " ".join(name.split())
 
 
-def write(options: Options, environ: dict[str, str]) -> str:
-    """Write the event; return the span id of a begin, else nothing.
+def write_event(options: Options, environ: dict[str, str]) -> str:
+    """Write the event; return the span id of a begin, else "".
 
-    A begin has an id even where events have no place: the script goes on to give it to `end`.
+    A begin returns an id even if events are not written: the script passes it to `end`.
     """
     from bootseer.events import resource
 
-    nothing = (options.span or os.urandom(8).hex()) if options.kind == "begin" else ""
+    unwritten_span = (options.span or os.urandom(8).hex()) if options.kind == "begin" else ""
     if not options.events and not environ.get("BOOTSEER_EVENTS"):
-        return nothing
-    caller = _caller()
+        return unwritten_span
+    caller = _identify_caller()
     if "BOOTSEER_TRACEPARENT" not in environ and not resource.job_uid(environ):
         parent = resource.digest(f"parent:{caller}")[:16]
         trace = f"00-{resource.digest(caller)}-{parent}-01"
         environ = {**environ, "BOOTSEER_TRACEPARENT": trace}
     with events.open_writer(options.events or None, environ) as writer:
         if not isinstance(writer, events.Writer):
-            return nothing
+            return unwritten_span
         attributes = {"bootseer.source": "phase", **options.attributes}
         if options.kind == "point":
             writer.point(options.name, options.status, attributes)
@@ -215,7 +222,7 @@ def write(options: Options, environ: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `bootseer event` with the words after it; return the exit code."""
+    """Run `bootseer event` with the arguments after it; return the exit code."""
     from bootseer.entrypoint.run import RunUsageError
 
     environ = dict(os.environ)
@@ -227,15 +234,16 @@ def main(arguments: Sequence[str]) -> int:
     if options.help:
         sys.stdout.write(HELP)
         return 0
-    span = write(options, environ)
+    span = write_event(options, environ)
     if span:
         sys.stdout.write(span + "\n")
     return 0
 
 
 def __getattr__(name: str) -> Any:
+    """Return the click command `command`; click is imported only where it is accessed."""
     if name != "command":
         raise AttributeError(name)
-    from bootseer.cli.shared.hand_parsed_help import command_of
+    from bootseer.cli.shared.hand_parsed_help import make_command
 
-    return command_of("event", "Write one event from a script.", HELP, main)
+    return make_command("event", "Write one event from a script.", HELP, main)

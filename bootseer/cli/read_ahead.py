@@ -1,8 +1,8 @@
-"""The files of the modules that a command is sure to import, asked of the disk all at once.
+"""Read-ahead of the modules that a command is sure to import, into the page cache.
 
-An interpreter reads one module after another and waits for each. On a node whose page cache holds
-none of them, these waits are a third of a placement; asked for together, the disk has read them by
-the time the interpreter comes to them.
+The interpreter reads one module after another and waits for each. On a node with a cold page cache
+these waits are a third of a placement; requested together, the files are in memory by the time the
+interpreter imports them.
 """
 
 from __future__ import annotations
@@ -133,29 +133,34 @@ _IMAGE_MOUNT = """
     bootseer/blocks/trace/recorder bootseer/blocks/trace/trace_file
 """
 DEPS_RUN = tuple(_DEPS_RUN.split())
-"""What a second start of `deps run` imports, about in that order: files below our package's folder
-or the standard library's, without their suffixes. A test compares it with a start."""
+"""What a second start of `deps run` imports, approximately in that order.
+
+Each entry is a file below the folder that holds the bootseer package, or below the standard
+library, without its suffix. A test compares the list with a start.
+"""
 
 DEPS_RESTORE = tuple(_DEPS_RESTORE.split())
-"""What a start imports besides, once it has a tree to unpack."""
+"""What a start of `deps run` imports besides, once it has a tree to unpack."""
 IMAGE_MOUNT = tuple(_IMAGE_MOUNT.split())
-"""The same of an `image mount` on a node without an agent, until the tree is there: what the
-command, the server and the registry's helper import."""
+"""What an `image mount` imports on a node without an agent, until the tree is mounted: the
+command, the server and the registry helper."""
 
-_OTHERS = "site-packages/"
-"""What these names begin with is not ours and not Python's; a library's name ends in `.so`."""
+_SITE_PACKAGES = "site-packages/"
+"""Prefix of modules of other projects; the name of an extension module ends in `.so`."""
 
 MOST_BYTES = 128 << 10
-"""Of one file of byte code: none of ours or Python's is longer. Of a library eight times as much;
-what lies behind that is for debuggers."""
+"""Read ahead of one byte-code file; no file of bootseer or the standard library is longer.
+
+Of an extension module eight times as much: what follows is for debuggers.
+"""
 
 
-def ask_for(modules: Iterable[str]) -> None:
-    """Have the kernel read these modules' files; waits for none of them.
+def prefetch_modules(modules: Iterable[str]) -> None:
+    """Have the kernel read the files of these modules, without waiting for it.
 
-    What is not there (a module built into the interpreter, byte code not yet written) is left out.
+    Missing files are skipped: a module built into the interpreter, byte code not yet written.
     """
-    for path in files_of(modules):
+    for path in module_files(modules):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -164,28 +169,29 @@ def ask_for(modules: Iterable[str]) -> None:
             most = MOST_BYTES if path.endswith(".pyc") else 8 * MOST_BYTES
             os.posix_fadvise(descriptor, 0, most, os.POSIX_FADV_WILLNEED)
         except OSError:
-            pass  # of a file system that takes no advice
+            pass  # the file system does not support it
         os.close(descriptor)
 
 
-def files_of(modules: Iterable[str]) -> list[str]:
-    """Where the interpreter finds the byte code of these modules, or the library that they are."""
+def module_files(modules: Iterable[str]) -> list[str]:
+    """Return the paths of these modules' byte-code files or shared libraries."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     standard = os.path.dirname(os.path.abspath(os.__file__))
     others = next((path for path in sys.path if path.endswith("-packages")), ours)
-    library, code = extension_suffixes()[0], f"{sys.implementation.cache_tag}.pyc"
+    library_suffix = extension_suffixes()[0]
+    code_suffix = f"{sys.implementation.cache_tag}.pyc"
     paths = []
     for module in modules:
         folder, _, name = module.rpartition("/")
         if folder == "lib-dynload":
-            paths.append(f"{standard}/{module}{library}")
+            paths.append(f"{standard}/{module}{library_suffix}")
             continue
-        if folder.startswith(_OTHERS):
-            above, folder = others, folder.removeprefix(_OTHERS)
+        if folder.startswith(_SITE_PACKAGES):
+            base, folder = others, folder.removeprefix(_SITE_PACKAGES)
         else:
-            above = ours if folder.startswith("bootseer") else standard
+            base = ours if folder.startswith("bootseer") else standard
         if name.endswith(".so"):
-            paths.append(os.path.join(above, folder, name.removesuffix(".so") + library))
+            paths.append(os.path.join(base, folder, name.removesuffix(".so") + library_suffix))
             continue
-        paths.append(os.path.join(above, folder, "__pycache__", f"{name}.{code}"))
+        paths.append(os.path.join(base, folder, "__pycache__", f"{name}.{code_suffix}"))
     return paths

@@ -1,4 +1,4 @@
-"""The click group: one module a command, imported when that command is used."""
+"""The click group `bootseer`: each command in a module that is imported when it is used."""
 
 from __future__ import annotations
 
@@ -42,9 +42,12 @@ def group() -> None:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run a command; print one line for an error of ours and return its exit code."""
+    """Run a command line; return its exit code.
+
+    An error of bootseer or of the operating system is printed as one line.
+    """
     try:
-        exit_code = _invoke(args)
+        exit_code = _run_group(args)
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.Abort:
@@ -56,13 +59,13 @@ def main(args: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "bootseer"
         fault = " ".join(error.format_message().split()).rstrip(".")
-        return failures.fail(f"{fault}; see `{path} --help`", error.exit_code)
+        return failures.print_failure(f"{fault}; see `{path} --help`", error.exit_code)
     except (BootseerError, OSError) as error:
-        return failures.report(error)
+        return failures.report_error(error)
     return exit_code
 
 
-def _invoke(args: Sequence[str]) -> int:
+def _run_group(args: Sequence[str]) -> int:
     try:
         result = group.main(args=list(args), prog_name="bootseer", standalone_mode=False)
     except click.exceptions.Exit as exit_:

@@ -1,4 +1,4 @@
-"""`bootseer sh`: where the shell library lies."""
+"""`bootseer sh`: print the path of the shell library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bootseer snapshotter`, and `bootseer-snapshotter`: containerd's lazily mounted images."""
+"""`bootseer snapshotter` and `bootseer-snapshotter`: serve containerd lazily mounted images."""
 
 from __future__ import annotations
 
@@ -82,27 +82,27 @@ def command(
     from bootseer.imageprefetch.snapshotter.plain_mounter import PlainMounter
     from bootseer.storage.options import StoreOptions
 
-    # Whoever pulls has just reached the registry; what fails for longer is pulled plainly.
+    # containerd has just reached the registry; an image that fails for longer is pulled plainly.
     options = StoreOptions(plain_http=plain_http, retry_s=5.0)
     how = lazy_mounter.LazySettings(**lazy, events_dir=events_dir, options=options)
     settings = process.SnapshotterSettings(root=root, address=address)
     with (
         open_writer(events_dir or None) as writer,
         PlainMounter(lazy["runtime"]) if plain else lazy_mounter.BlockImageMounter(how) as mounter,
-        process.running_snapshotter(settings, mounter, _say, writer),
+        process.running_snapshotter(settings, mounter, _log_line, writer),
         event_cleanup.daily_cleanup(events_dir, events_days * event_cleanup.DAY_S),
     ):
         grpc_server.wait_for_signal()
 
 
-def _say(text: str) -> None:
-    """One line of the log; whoever started us keeps standard error."""
+def _log_line(text: str) -> None:
+    """Write one line of the log to standard error."""
     sys.stderr.write(f"bootseer-snapshotter: {' '.join(text.split())}\n")
     sys.stderr.flush()
 
 
 def main() -> int:
-    """The program `bootseer-snapshotter`."""
+    """Run the program `bootseer-snapshotter`; return its exit code."""
     from bootseer.cli import root
 
     return root.main(["snapshotter", *sys.argv[1:]])

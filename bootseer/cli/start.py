@@ -1,4 +1,4 @@
-"""`bootseer start`: the parts, then the job."""
+"""`bootseer start`: prepare a job's inputs, then become the job."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def command(
     check: bool,
     job: tuple[str, ...],
 ) -> int:
-    given = {"job.events": events, "deps.store": store, "deps.cache": cache}
-    flags: dict[str, Value] = {key: value for key, value in given.items() if value}
-    # Last, because the others may come from the environment.
+    options = {"job.events": events, "deps.store": store, "deps.cache": cache}
+    flags: dict[str, Value] = {key: value for key, value in options.items() if value}
+    # `--set` comes last: it overrides the options above, which the environment may have set.
     flags.update(loading.parse_flag(assignment) for assignment in assignments)
     if check:
         loading.load_strictly(path, None, flags)

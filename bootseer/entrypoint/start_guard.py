@@ -1,10 +1,10 @@
-"""The border around `bootseer start`: whatever of ours is broken, the job starts.
+"""The outermost layer of `bootseer start`: the job starts, whatever part of bootseer is broken.
 
-An ordinary command line is read by hand, which spares every start of a job the time that click
-takes to load, and settings are looked for only where there are some; click reads the rest (help,
-checks, mistakes). A job's own Python path or an old image can put a broken click, or a Python
-that is too old, in front of us: then the hand goes on, and without anything else the job is
-started alone. Importable on Python 3.9.
+An ordinary command line is parsed here, which saves every start of a job the time to import click,
+and settings are read only if there are any; click parses the rest (help, checks, mistakes). A
+job's Python path or an old image can put a broken click, or a Python that is too old, in front of
+bootseer: then the command line is parsed here after all, and if that fails too, the job is started
+without bootseer. Must stay importable on Python 3.9.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KEYS = {"--events": "job.events", "--store": "deps.store", "--cache": "deps.cac
 
 
 def main(words: list[str], by_click: Callable[[list[str]], int]) -> int:
-    """Run `bootseer start` with the words after it; return the exit code if the job is over.
+    """Run `bootseer start` with the arguments after it; return the exit code if the job is over.
 
-    `by_click` runs any command line of ours.
+    `by_click` runs any bootseer command line through click.
     """
-    options, job = split(words)
+    options, job = split_arguments(words)
     if sys.version_info < (3, 11):
-        return _alone(job, "`start` needs Python 3.11 or newer")
+        return _start_job_alone(job, "`start` needs Python 3.11 or newer")
     try:
         if job and _is_ordinary(options):
             given = dict(options)
@@ -37,20 +37,20 @@ def main(words: list[str], by_click: Callable[[list[str]], int]) -> int:
             if not names_a_file and start_unconfigured.is_unconfigured(os.environ):
                 events = given.get("--events", "")
                 return start_unconfigured.start(job, events, job_process.original_environment())
-            early = _early(given, job) if len(given) == len(options) else None
-            return _by_hand(options, job, "") if early is None else early
+            code = _start_image_only(given, job) if len(given) == len(options) else None
+            return _start_without_click(options, job, "") if code is None else code
         return by_click(["start", *words])
     except Exception as error:  # the border
         fault = _describe(error)
     try:
         if job:
-            return _by_hand(options, job, fault)
+            return _start_without_click(options, job, fault)
     except Exception as error:  # the border
         fault = _describe(error)
-    return _alone(job, fault)
+    return _start_job_alone(job, fault)
 
 
-def split(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def split_arguments(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the options before the job, as pairs of name and value, and the job."""
     options = []
     rest = list(words)
@@ -65,15 +65,18 @@ def split(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _is_ordinary(options: list[tuple[str, str]]) -> bool:
-    """Whether there is nothing that only click knows how to answer or to refuse."""
+    """Whether no option needs click, to answer it or to report what is wrong with it."""
     if any(name.startswith("BOOTSEER_START_") for name in os.environ):
         return False
-    # `--set` can be wrong, and click has the words for that.
+    # A `--set` can be wrong, which click reports.
     return all(name in _VALUES and name != "--set" and value for name, value in options)
 
 
-def _early(given: dict[str, str], job: list[str]) -> int | None:
-    """Become the job where nothing has to be ready before it; None: the settings say more."""
+def _start_image_only(given: dict[str, str], job: list[str]) -> int | None:
+    """Become the job if it needs nothing before it but the image's files read ahead.
+
+    Returns None if the options or settings ask for more.
+    """
     if given.keys() - {"-c", "--config", "--events"} or given.keys() >= {"-c", "--config"}:
         return None
     from bootseer.entrypoint import start_image_only
@@ -89,8 +92,8 @@ def _early(given: dict[str, str], job: list[str]) -> int | None:
     return start_image_only.start(request, job, events, environ)
 
 
-def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
-    """The same start without click; raises before anything has begun, or not at all."""
+def _start_without_click(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
+    """Run a complete start without click. Raises only before anything has begun."""
     from bootseer.config import loading
     from bootseer.entrypoint import start
 
@@ -110,7 +113,8 @@ def _by_hand(options: list[tuple[str, str]], job: list[str], fault: str) -> int:
     return start.start(loaded, job, job_process.original_environment())
 
 
-def _alone(job: list[str], fault: str) -> int:
+def _start_job_alone(job: list[str], fault: str) -> int:
+    """Report the fault and become the job, without any part of bootseer."""
     if not job:
         job_process.say(f"{fault}; nothing was started")
         return 7

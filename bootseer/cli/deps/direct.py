@@ -1,7 +1,7 @@
-"""`deps run` itself, and its words read by hand: click takes longer than a placement.
+"""`deps run`, parsed without click, whose import takes longer than placing a snapshot.
 
-What is read here means the same to the click command, which reads everything else: other commands
-of `deps`, numbers and choices that it would refuse, whatever is wrong, and help.
+The result is the same as that of the click command. It parses what is left out here: numbers and
+choices that it would refuse, anything else that is wrong, and help.
 """
 
 from __future__ import annotations
@@ -62,29 +62,29 @@ DEFAULTS = {
     "allow_setuid": False,
     "events": None,
 }
-"""What each parameter of the click command is when nobody gives it."""
+"""The default of each parameter of the click command."""
 _VARIABLES = {
     "BOOTSEER_STORE": "store",
     "BOOTSEER_CACHE": "cache",
     "BOOTSEER_SIGN_KEY": "sign_key",
     "BOOTSEER_EVENTS": "events",
 }
-_READ_BY_CLICK = ("BOOTSEER_DEPS_", "_BOOTSEER_COMPLETE")
+_VARIABLES_FOR_CLICK = ("BOOTSEER_DEPS_", "_BOOTSEER_COMPLETE")
 
 
-def command(args: list[str]) -> int | None:
-    """Run `deps run ...`; None where click is to read the words."""
-    given = words_of(args[2:], os.environ)
-    if given is None:
+def run_without_click(args: list[str]) -> int | None:
+    """Run `deps run ...` and return its exit code; None if click must parse the arguments."""
+    parameters = parse_run(args[2:], os.environ)
+    if parameters is None:
         return None
     from bootseer.cli import read_ahead
 
-    read_ahead.ask_for(read_ahead.DEPS_RUN)
-    gc.disable()  # until all is imported: a dozen collections, and no garbage among it
+    read_ahead.prefetch_modules(read_ahead.DEPS_RUN)
+    gc.disable()  # importing would cause a dozen collections, and makes no garbage
     from bootseer.errors import BootseerError
 
     try:
-        code = run(**given)
+        code = run(**parameters)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -93,19 +93,19 @@ def command(args: list[str]) -> int | None:
     except (BootseerError, OSError) as error:
         from bootseer.cli.shared import failures
 
-        return failures.report(error)
+        return failures.report_error(error)
     finally:
         gc.enable()
 
 
-def words_of(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `deps run WORDS...` asks for: arguments of `run`. None: click is to read it."""
-    given: dict[str, Any] = dict(DEFAULTS)
+def parse_run(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """Parse `deps run WORDS...` into the arguments of `run`; None if click must parse it."""
+    parameters: dict[str, Any] = dict(DEFAULTS)
     for name, value in environ.items():
-        if value and name.startswith(_READ_BY_CLICK):
+        if value and name.startswith(_VARIABLES_FOR_CLICK):
             return None
         if value and name in _VARIABLES:
-            given[_VARIABLES[name]] = value
+            parameters[_VARIABLES[name]] = value
     at = 0
     while at < len(words) and words[at].startswith("-"):
         word = words[at]
@@ -114,38 +114,41 @@ def words_of(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]
             break
         name, equals, value = word.partition("=")
         if name in _FLAGS and not equals:
-            given[_FLAGS[name]] = True
+            parameters[_FLAGS[name]] = True
             continue
         if not equals:
             if at == len(words):
                 return None
             value = words[at]
             at += 1
-        if not _take(given, name, value):
+        if not _take_option(parameters, name, value):
             return None
-    given["install"] = tuple(words[at:])
-    return given if given["install"] else None
+    parameters["install"] = tuple(words[at:])
+    return parameters if parameters["install"] else None
 
 
-def _take(given: dict[str, Any], name: str, value: str) -> bool:
-    """Take an option with its value; False for what click is to read."""
+def _take_option(parameters: dict[str, Any], name: str, value: str) -> bool:
+    """Put an option's value into `parameters`; return whether it is one that is parsed here."""
     if name in _TEXTS:
-        given[_TEXTS[name]] = value
+        parameters[_TEXTS[name]] = value
     elif name in _LISTS:
-        given[_LISTS[name]] += (value,)
+        parameters[_LISTS[name]] += (value,)
     elif name in _NUMBERS:
         if not value.isascii() or not value.replace(".", "", 1).isdigit():
             return False
-        given[_NUMBERS[name]] = float(value)
+        parameters[_NUMBERS[name]] = float(value)
     elif name.startswith("--") and value in CHOICES.get(name[2:], ()):
-        given[name[2:]] = value
+        parameters[name[2:]] = value
     else:
         return False
     return True
 
 
-def settings_of(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
-    """Settings from options, with the defaults of a user who gave none."""
+def make_settings(store: str | None, cache: str | None, **more: Any) -> DepsSettings:
+    """Make settings from options, with default paths for those that are not given.
+
+    Unpacked trees are shared between starts only if a cache is given.
+    """
     from bootseer.config.paths import default_cache, default_store
     from bootseer.depsnap.settings import DepsSettings
 
@@ -171,21 +174,20 @@ def run(
     read_only: bool,
     **rest: Any,
 ) -> int:
-    """`deps run`: its parameters are those of the click command; returns the exit code."""
+    """Run `deps run` and return its exit code; its parameters are those of the click command."""
     command = list(install)
     from bootseer.depsnap.key import install_roots
 
-    install_roots.begin_to_ask(
-        command, os.environ, os.getcwd()
-    )  # while all that follows is imported
+    # In the background, during the imports that follow.
+    install_roots.begin_to_ask(command, os.environ, os.getcwd())
     from bootseer.depsnap import run as runs
     from bootseer.depsnap.settings import DAY_S
     from bootseer.events.writer import open_writer
 
     if not gc.isenabled():
-        gc.freeze()  # or the next collection looks through all that was imported
+        gc.freeze()  # otherwise the next collection examines everything that was imported
         gc.enable()
-    settings = settings_of(
+    settings = make_settings(
         store,
         cache,
         max_age_s=max_age * DAY_S,
@@ -198,23 +200,23 @@ def run(
     if settings.share_trees and not os.path.lexists(os.path.join(settings.cache, "trees")):
         from bootseer.cli import read_ahead
 
-        read_ahead.ask_for(read_ahead.DEPS_RESTORE)
+        read_ahead.prefetch_modules(read_ahead.DEPS_RESTORE)
     with open_writer(events) as writer:
         outcome = runs.execute(settings, command, writer)
     if outcome.reasons:
-        what = "no snapshot kept: " if outcome.result == "installed" else ""
-        what = f"installed, and {what}" if what and not outcome.code else what
-        _say(f"{what}{'; '.join(outcome.reasons)}")
+        prefix = "no snapshot kept: " if outcome.result == "installed" else ""
+        prefix = f"installed, and {prefix}" if prefix and not outcome.code else prefix
+        _print_note(f"{prefix}{'; '.join(outcome.reasons)}")
     for note in outcome.notes:
-        _say(note)
+        _print_note(note)
     if not outcome.reasons and sys.stderr is not None and sys.stderr.isatty():
         form = outcome.details.get("bootseer.deps.form", "")
-        _say(f"dependencies {outcome.result} {form}")
+        _print_note(f"dependencies {outcome.result} {form}")
     return runs.follow(settings, outcome)
 
 
-def _say(text: str) -> None:
-    """Write one line to standard error; where that is closed or full, the exit code still tells."""
+def _print_note(text: str) -> None:
+    """Write one line to standard error, if that is possible."""
     try:
         sys.stderr.write(f"bootseer: {text}\n")
         sys.stderr.flush()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from bootseer.cli.deps import direct
-from bootseer.cli.deps.direct import settings_of
+from bootseer.cli.deps.direct import make_settings
 from bootseer.cli.shared.lazy_group import LazyGroup
-from bootseer.cli.shared.options import json_option, together
-
-F = TypeVar("F", bound=Callable[..., Any])
+from bootseer.cli.shared.options import combine_options, echo_json, json_option
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("deps.group", "Restore what a command would install, or run it and keep the result."),
@@ -55,7 +52,7 @@ sign_option = click.option(
 )
 
 
-key_options = together(
+key_options = combine_options(
     click.option(
         "--key-file",
         "key_files",
@@ -89,7 +86,7 @@ key_options = together(
 @sign_option
 @click.option(
     "--wait",
-    type=click.Choice(["auto", "always", "never"]),
+    type=click.Choice(direct.CHOICES["wait"]),
     default="auto",
     show_default=True,
     help="While another node installs the same: wait only where that is not slower, always, never.",
@@ -112,9 +109,7 @@ key_options = together(
 )
 @click.option(
     "--form",
-    type=click.Choice(
-        ["auto", "archive", "overlay", "bind", "symlink", "reflink", "hardlink", "copy"]
-    ),
+    type=click.Choice(direct.CHOICES["form"]),
     default="auto",
     show_default=True,
     help="How a snapshot is put in place.",
@@ -122,7 +117,7 @@ key_options = together(
 @click.option("--read-only", is_flag=True, help="The job never writes there: allows faster forms.")
 @click.option(
     "--publish",
-    type=click.Choice(["background", "inline"]),
+    type=click.Choice(direct.CHOICES["publish"]),
     default="background",
     show_default=True,
     help="Pack and store while the job starts, or before it does.",
@@ -147,13 +142,13 @@ key_options = together(
 @click.option("--allow-setuid", is_flag=True, help="Keep setuid and setgid bits.")
 @click.option("--events", envvar="BOOTSEER_EVENTS", metavar="PATH", help="Where events go.")
 @click.argument("install", nargs=-1, type=click.UNPROCESSED, required=True)
-def run_command(**given: Any) -> int:
+def run_command(**parameters: Any) -> int:
     """Bring about what INSTALL would, from a snapshot where there is one.
 
     The exit code is INSTALL's own. On any fault of ours INSTALL runs plainly, and one line on
     standard error says why.
     """
-    return direct.run(**given)
+    return direct.run(**parameters)
 
 
 @click.command("key", context_settings={"allow_interspersed_args": False})
@@ -174,20 +169,18 @@ def key_command(
     from bootseer.depsnap import run_plan
     from bootseer.depsnap.key import uv_run
 
-    settings = settings_of(None, cache, resolve_timeout_s=0.0, **rest)
-    words = _words(install)
+    settings = make_settings(None, cache, resolve_timeout_s=0.0, **rest)
+    words = list(install)
     words = uv_run.sync_of(words, settings.environ, settings.cwd) or words
     target = run_plan.find_target(settings, words)
     resolution = run_plan.new_resolution(settings, target)
     key = run_plan.prepare(settings, words, target, resolution).key
     if as_json:
-        import json
-
         body: dict[str, object] = {"key": key.digest}
         body["decided_by"] = "inputs" if key.closed else "pins" if key.all_exact else "index"
         body["ingredients"] = key.explain()
         body["roots"] = [{"path": r.path, "why": r.why} for r in target.roots]
-        click.echo(json.dumps(body, indent=1))
+        echo_json(body)
         return 0
     click.echo(key.digest)
     if explain:
@@ -197,7 +190,3 @@ def key_command(
         for root in target.roots:
             click.echo(f"{'root':<{width}}  {root.path} ({root.why})")
     return 0
-
-
-def _words(install: Sequence[str]) -> list[str]:
-    return list(install)

@@ -1,10 +1,9 @@
-"""The `bootseer deps` commands that look at a store: restore, ls, inspect, verify, gc."""
+"""The `bootseer deps` commands on the snapshots of a store: restore, ls, inspect, verify, gc."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootseer.cli.deps.direct import settings_of
+from bootseer.cli.deps.direct import CHOICES, make_settings
 from bootseer.cli.deps.group import cache_option, sign_option, store_option
-from bootseer.cli.shared.options import json_option
+from bootseer.cli.shared.options import echo_json, json_option
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -25,23 +24,26 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _open(store: str | None) -> Store:
-    """The store; NotFoundError for a named directory that is not there, most often a slip."""
+def _open_store(url: str | None) -> Store:
+    """Open the store, without a URL the default one.
+
+    Raises NotFoundError for a named directory that does not exist, most often a mistyped one.
+    """
     from bootseer.config.loading import default_store
     from bootseer.storage.open import open_store
 
-    opened = open_store(store or default_store())
-    inside = opened.local_path("x")
-    if store and inside and not os.path.isdir(os.path.dirname(inside)):
-        raise NotFoundError(f"there is no store at {opened.url}; check --store")
-    return opened
+    store = open_store(url or default_store())
+    inside = store.local_path("x")
+    if url and inside and not os.path.isdir(os.path.dirname(inside)):
+        raise NotFoundError(f"there is no store at {store.url}; check --store")
+    return store
 
 
-def _full_key(store: Store, prefix: str) -> str:
-    """The one key that starts so. Raises NotFoundError and, for several, UsageError."""
+def _find_key(store: Store, prefix: str) -> str:
+    """Return the key that starts with `prefix`. Raises NotFoundError; UsageError for several."""
     from bootseer.depsnap.store import records
 
-    keys = [k for k in records.list_keys(store) if k.startswith(prefix)]
+    keys = [key for key in records.list_keys(store) if key.startswith(prefix)]
     if not keys:
         raise NotFoundError(f"no snapshot {prefix} in {store.url}; `bootseer deps ls` lists them")
     if len(keys) > 1:
@@ -49,34 +51,34 @@ def _full_key(store: Store, prefix: str) -> str:
     return keys[0]
 
 
-def _find(store: Store, name: str, sign_key: str | None = None) -> Published:
-    """The snapshot KEY:N, or the newest usable one of KEY."""
+def _find_snapshot(store: Store, name: str, sign_key: str | None = None) -> Published:
+    """Return the snapshot KEY:N, or for KEY its newest usable one. Raises NotFoundError."""
     from bootseer.depsnap.store import record_file, records
 
     prefix, colon, number = name.partition(":")
     if colon and not number.isdecimal():
         raise UsageError(f"{name}: behind the colon stands a number, as `bootseer deps ls` prints")
-    key = _full_key(store, prefix)
+    key = _find_key(store, prefix)
     secret = record_file.read_sign_key(sign_key)
     if colon:
-        one = [int(number)], records.list_generations(store, key)[1]
-        published = next(records.find_usable(store, key, secret, one), None)
+        generations = [int(number)], records.list_generations(store, key)[1]
+        snapshot = next(records.find_usable(store, key, secret, generations), None)
     else:
-        published = records.find_newest(store, key, secret)
-    if published is None:
+        snapshot = records.find_newest(store, key, secret)
+    if snapshot is None:
         raise NotFoundError(f"nothing usable is published for {name} in {store.url}")
-    return published
+    return snapshot
 
 
-def _size(count: float) -> str:
+def _format_size(amount: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
 
 
-def _bytes(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
     unit = text[-1:].upper() if text[-1:].isalpha() else ""
@@ -90,14 +92,7 @@ def _bytes(_ctx: click.Context, _param: click.Parameter, text: str | None) -> in
 @store_option
 @cache_option
 @sign_option
-@click.option(
-    "--form",
-    type=click.Choice(
-        ["auto", "archive", "overlay", "bind", "symlink", "reflink", "hardlink", "copy"]
-    ),
-    default="auto",
-    show_default=True,
-)
+@click.option("--form", type=click.Choice(CHOICES["form"]), default="auto", show_default=True)
 @click.option("--read-only", is_flag=True, help="Nothing will write there: allows faster forms.")
 @click.option("--allow-setuid", is_flag=True, help="Keep setuid and setgid bits.")
 @click.option(
@@ -123,29 +118,31 @@ def restore_command(
     from bootseer.depsnap import placement
     from bootseer.depsnap.restore import commit
 
-    opened = _open(store)
-    record = _find(opened, key, sign_key).record
-    pairs = dict(_pair(text, record.roots) for text in moved)
-    targets = {root: pairs.get(root, root) for root in record.roots}
-    settings = settings_of(store, cache, sign_key=sign_key, writable=not read_only, **rest)
-    for place in targets.values():
-        commit.recover(place)
-    begun = time.monotonic()
-    done = placement.place(opened, settings, record, targets)
-    took_s = time.monotonic() - begun
+    opened = _open_store(store)
+    record = _find_snapshot(opened, key, sign_key).record
+    moves = dict(_parse_move(text, record.roots) for text in moved)
+    targets = {root: moves.get(root, root) for root in record.roots}
+    settings = make_settings(store, cache, sign_key=sign_key, writable=not read_only, **rest)
+    for directory in targets.values():
+        commit.recover(directory)
+    begun_s = time.monotonic()
+    placed = placement.place(opened, settings, record, targets)
+    took_s = time.monotonic() - begun_s
     if as_json:
-        body = {"key": record.key, **dataclasses.asdict(done), "seconds": round(took_s, 4)}
-        click.echo(json.dumps({**body, "targets": list(targets.values())}, indent=1))
+        body = {"key": record.key, **dataclasses.asdict(placed), "seconds": round(took_s, 4)}
+        echo_json({**body, "targets": list(targets.values())})
     else:
-        click.echo(f"{done.form} ({done.why}): {_size(done.raw_bytes)} in {took_s:.2f} s")
+        size = _format_size(placed.raw_bytes)
+        click.echo(f"{placed.form} ({placed.why}): {size} in {took_s:.2f} s")
     return 0
 
 
-def _pair(text: str, roots: tuple[str, ...]) -> tuple[str, str]:
-    root, equals, place = text.partition("=")
+def _parse_move(text: str, roots: tuple[str, ...]) -> tuple[str, str]:
+    """Parse ROOT=DIR, with one of these roots. Raises UsageError."""
+    root, equals, directory = text.partition("=")
     if not equals or root not in roots:
         raise UsageError(f"--to {text}: give ROOT=DIR with one of {', '.join(roots)}")
-    return root, os.path.abspath(place)
+    return root, os.path.abspath(directory)
 
 
 @click.command("ls")
@@ -155,32 +152,32 @@ def ls_command(store: str | None, as_json: bool) -> int:
     """List the snapshots of a store, newest first."""
     from bootseer.depsnap.store import records
 
-    opened = _open(store)
+    opened = _open_store(store)
     rows: list[dict[str, Any]] = []
     for key in records.list_keys(opened):
         damaged: list[BootseerError] = []
         try:
             usable = records.find_usable(opened, key, on_damaged=damaged.append)
             rows.extend(
-                {**dataclasses.asdict(published.record), "generation": published.generation}
-                for published in usable
+                {**dataclasses.asdict(snapshot.record), "generation": snapshot.generation}
+                for snapshot in usable
             )
         except BootseerError as error:
             damaged.append(error)
         rows += [{"key": key, "problem": str(error)} for error in damaged]
     rows.sort(key=lambda row: -row.get("created_unix_s", 0))
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        echo_json(rows)
         return 0
     for row in rows:
         if "problem" in row:
             click.echo(f"{row['key'][:12]}  {row['problem']}")
             continue
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_unix_s"]))
-        sizes = f"{_size(row['archive']['size']):>10}  {_size(row['archive']['raw_bytes']):>10}"
+        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_unix_s"]))
+        stored, raw = (_format_size(row["archive"][name]) for name in ("size", "raw_bytes"))
         click.echo(
-            f"{row['key'][:12]}:{row['generation']}  {day}  {sizes}  {row['install_s']:7.1f} s  "
-            f"{' '.join(row['command'])[:60]}"
+            f"{row['key'][:12]}:{row['generation']}  {created}  {stored:>10}  {raw:>10}  "
+            f"{row['install_s']:7.1f} s  {' '.join(row['command'])[:60]}"
         )
     return 0
 
@@ -198,57 +195,61 @@ def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> 
     from bootseer.depsnap.format.index import read_index
     from bootseer.depsnap.store import archive_access, record_file
 
-    opened = _open(store)
-    record = _find(opened, key).record
+    opened = _open_store(store)
+    record = _find_snapshot(opened, key).record
     with archive_access.local_archive(opened, record, default_cache()) as path:
         index = read_index(
             path,
             expected_digest=record.archive.index_digest,
             limits=record_file.limits_of(record),
         )
-    packages = _packages(index)
+    packages = _sum_packages(index)
     deleted = {root.root: list(root.deleted) for root in index.roots if root.deleted}
     if as_json:
         body = {**dataclasses.asdict(record), "packages": packages, "deleted": deleted}
         if files:
-            body["files"] = [list(row) for row in _entries(index)]
-        click.echo(json.dumps(body, indent=1))
+            body["files"] = [list(entry) for entry in _list_entries(index)]
+        echo_json(body)
         return 0
     click.echo(f"key       {record.key}")
     click.echo(f"command   {' '.join(record.command)}")
     click.echo(f"roots     {' '.join(record.roots)}")
     click.echo(
-        f"size      {_size(record.archive.size)} stored, {_size(record.archive.raw_bytes)} raw,"
-        f" {record.archive.entries} entries"
+        f"size      {_format_size(record.archive.size)} stored, "
+        f"{_format_size(record.archive.raw_bytes)} raw, {record.archive.entries} entries"
     )
     click.echo(f"times     install {record.install_s:.1f} s, publish {record.publish_s:.1f} s")
     for name, size in list(packages.items())[:20]:
-        click.echo(f"{_size(size):>12}  {name}")
+        click.echo(f"{_format_size(size):>12}  {name}")
     for root, paths in deleted.items():
         click.echo(f"deleted   {len(paths)} below {root}")
     if files:
-        for path, kind, size in _entries(index):
+        for path, kind, size in _list_entries(index):
             click.echo(f"{kind} {size:>12} {path}")
     return 0
 
 
-def _entries(index: Index) -> list[tuple[str, str, int]]:
-    rows = []
+def _list_entries(index: Index) -> list[tuple[str, str, int]]:
+    """Return path, kind and size in bytes of every entry."""
+    entries = []
     for root in index.roots:
         for number in range(root.first, root.first + root.count):
             path = os.path.join(root.root, index.path[number])
-            rows.append((path, index.kind[number], index.size[number]))
-    return rows
+            entries.append((path, index.kind[number], index.size[number]))
+    return entries
 
 
-def _packages(index: Index) -> dict[str, int]:
-    """Bytes by what lies directly in a site-packages (or, without one, in the root)."""
+def _sum_packages(index: Index) -> dict[str, int]:
+    """Return the bytes of each package, the largest first.
+
+    A package is an entry of a site-packages directory; without one, of the root.
+    """
     sizes: collections.Counter[str] = collections.Counter()
     for path, size in zip(index.path, index.size, strict=True):
         parts = path.split("/")
-        place = next((n for n, p in enumerate(parts) if p.endswith("-packages")), -1)
-        if size and len(parts) > place + 1:
-            sizes[parts[place + 1]] += size
+        parent = next((n for n, part in enumerate(parts) if part.endswith("-packages")), -1)
+        if size and len(parts) > parent + 1:
+            sizes[parts[parent + 1]] += size
     return dict(sizes.most_common())
 
 
@@ -266,14 +267,14 @@ def verify_command(
     """Read KEY, or every snapshot, whole and check each byte. Exit code 6 when one is bad."""
     from bootseer.depsnap.store import record_file, records
 
-    opened = _open(store)
-    wanted = [_full_key(opened, key)] if key else records.list_keys(opened)
+    opened = _open_store(store)
+    keys = [_find_key(opened, key)] if key else records.list_keys(opened)
     secret = record_file.read_sign_key(sign_key)
-    rows = [row for each in wanted for row in _verify(opened, each, secret, mark)]
+    rows = [row for each in keys for row in _verify_key(opened, each, secret, mark)]
     if key and not rows:
         raise NotFoundError(f"nothing usable is published for {key} in {opened.url}; see `deps ls`")
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        echo_json(rows)
     else:
         for row in rows:
             click.echo(f"{row['key'][:12]}:{row['generation']}  {row['problem'] or 'good'}")
@@ -283,41 +284,44 @@ def verify_command(
     return 0
 
 
-def _verify(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, Any]]:
-    """What is wrong with each of a key's snapshots; none where an install had no effect."""
+def _verify_key(store: Store, key: str, sign_key: bytes | None, mark: bool) -> list[dict[str, Any]]:
+    """Verify each snapshot of a key; return a row each, with its problem or "".
+
+    There is no row for a key whose install changed nothing.
+    """
     from bootseer.depsnap.store import records
 
     if sys.stderr.isatty():
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
     rows: list[dict[str, Any]] = []
 
-    def report(problem: str, generation: int, *, unsigned: bool = False) -> None:
+    def add_row(problem: str, generation: int, *, unsigned: bool = False) -> None:
         rows.append({"key": key, "generation": generation, "problem": problem})
         if mark and problem and generation and not unsigned:
             records.condemn(store, key, generation, problem)
 
-    def report_damaged(error: records.BadRecordError) -> None:
-        report(str(error), error.generation, unsigned=error.unsigned)
+    def add_damaged(error: records.BadRecordError) -> None:
+        add_row(str(error), error.generation, unsigned=error.unsigned)
 
     try:
-        for published in records.find_usable(store, key, sign_key, on_damaged=report_damaged):
-            report(_problem_of(store, published), published.generation)
+        for snapshot in records.find_usable(store, key, sign_key, on_damaged=add_damaged):
+            add_row(_verify_snapshot(store, snapshot), snapshot.generation)
     except (CorruptDataError, NotFoundError) as error:
-        report(str(error), 0)
+        add_row(str(error), 0)
     return rows
 
 
-def _problem_of(store: Store, published: Published) -> str:
-    """Read one snapshot whole: what is wrong with it, or nothing."""
+def _verify_snapshot(store: Store, snapshot: Published) -> str:
+    """Read one snapshot whole; return what is wrong with it, or ""."""
     from bootseer.config.loading import default_cache
     from bootseer.depsnap.format.index import read_index
     from bootseer.depsnap.format.verifier import verify
     from bootseer.depsnap.store import archive_access, record_file
 
-    archive = published.record.archive
-    limits = record_file.limits_of(published.record)
+    archive = snapshot.record.archive
+    limits = record_file.limits_of(snapshot.record)
     try:
-        with archive_access.local_archive(store, published.record, default_cache()) as path:
+        with archive_access.local_archive(store, snapshot.record, default_cache()) as path:
             index = read_index(path, expected_digest=archive.index_digest, limits=limits)
             if verify(path, index) != archive.tree_digest:
                 raise CorruptDataError("its content has another digest than its record says")
@@ -331,7 +335,7 @@ def _problem_of(store: Store, published: Published) -> str:
 @cache_option
 @click.option("--max-age", type=click.FloatRange(min=0), metavar="DAYS", help="Remove older ones.")
 @click.option(
-    "--max-size", callback=_bytes, metavar="SIZE", help="Remove the oldest beyond, as 500G."
+    "--max-size", callback=_parse_size, metavar="SIZE", help="Remove the oldest beyond, as 500G."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
@@ -350,7 +354,7 @@ def gc_command(
     from bootseer.depsnap.settings import DAY_S
     from bootseer.depsnap.store import gc, records
 
-    opened = _open(store)
+    opened = _open_store(store)
     age_s = None if max_age is None else max_age * DAY_S
     removals: list[gc.Removal] = []
     if records.list_keys(opened):
@@ -359,15 +363,15 @@ def gc_command(
     trees = []
     if cache:
         trees = gc.plan_trees(cache, time.time(), max_age_s=age_s, max_size_bytes=max_size)
-    freed = sum(r.size_bytes for r in [*removals, *trees])
+    freed_bytes = sum(removal.size_bytes for removal in [*removals, *trees])
     if not dry_run:
-        freed = gc.carry_out(opened, removals)
-        freed += gc.carry_out_trees(cache, trees, time.time()) if cache else 0
+        freed_bytes = gc.carry_out(opened, removals)
+        freed_bytes += gc.carry_out_trees(cache, trees, time.time()) if cache else 0
     if as_json:
-        rows = [dataclasses.asdict(r) for r in [*removals, *trees]]
-        click.echo(json.dumps({"dry_run": dry_run, "bytes": freed, "removed": rows}, indent=1))
+        rows = [dataclasses.asdict(removal) for removal in [*removals, *trees]]
+        echo_json({"dry_run": dry_run, "bytes": freed_bytes, "removed": rows})
         return 0
     for removal in [*removals, *trees]:
-        click.echo(f"{removal.why:>20}  {_size(removal.size_bytes):>10}  {removal.name}")
-    click.echo(f"{_size(freed)} {'would be ' if dry_run else ''}freed")
+        click.echo(f"{removal.why:>20}  {_format_size(removal.size_bytes):>10}  {removal.name}")
+    click.echo(f"{_format_size(freed_bytes)} {'would be ' if dry_run else ''}freed")
     return 0

@@ -1,4 +1,4 @@
-"""`bootseer image agent`: a process that stands ready to mount images at once."""
+"""`bootseer image agent`: a process that has imported what mounting an image needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bootseer.cli.image.options import runtime_option
 from bootseer.imageprefetch.mount import mount_task
 
 MODULES = (
-    # With what they import, all that a mount needs; a test compares them with one.
+    # With what they import, all that a mount needs; a test compares the list with a mount.
     "bootseer.cli.image.group",
     "bootseer.cli.image.mount",
     "bootseer.cli.image.outcome",
@@ -35,7 +35,7 @@ MODULES = (
     "bootseer.storage.oci.open",
     "bootseer.storage.oci.registry_repository",
     "bootseer.storage.oci.layout_repository",
-    # What these import when they are first used: a tenth of a mount's time.
+    # What these import on first use, which would take a tenth of a mount's time.
     "bootseer.config.loading",
     "bootseer.events.resource",
     "bootseer.storage.token_files",
@@ -55,8 +55,8 @@ TASKS = TaskTable(
 
 
 def mount(words: list[str]) -> int:
-    """The task `image mount`: as the command line would run it without an agent."""
-    exit_code = direct.command(words, helped=False)
+    """Run `image mount` as a task of the agent; return its exit code."""
+    exit_code = direct.run_without_click(words, with_helper=False)
     return root.main(words) if exit_code is None else exit_code
 
 

@@ -1,4 +1,4 @@
-"""`bootseer image build`: the block image of a stock image."""
+"""`bootseer image build`: make the block image of a stock image."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--max-size",
     envvar="BOOTSEER_IMAGE_BUILD_MAX_SIZE",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     default="128GiB",
     show_default=True,
     metavar="SIZE",
@@ -95,18 +95,18 @@ if TYPE_CHECKING:
 @plain_http_option
 @json_option
 @click.argument("ref")
-def command(ref: str, as_json: bool, **given: Any) -> int:
+def command(ref: str, as_json: bool, **options: Any) -> int:
     import dataclasses
 
     from bootseer.imageprefetch.image_build.builder import build_image
 
-    with progress.bar(ref) as shown:
+    with progress.show_progress(ref) as meter:
         report = build_image(
-            _settings(ref, **given),
-            expect=shown.expect,
-            progress=shown.advance,
-            note=_say,
-            stage=_say_nothing if progress.has_bar() else _say,
+            _make_settings(ref, **options),
+            expect=meter.expect,
+            progress=meter.advance,
+            note=_print_note,
+            stage=_ignore_stage if progress.is_bar_shown() else _print_note,
         )
     if as_json:
         echo_json(dataclasses.asdict(report))
@@ -115,21 +115,21 @@ def command(ref: str, as_json: bool, **given: Any) -> int:
         click.echo(f"{report.block_image}: there already, for {report.subject}")
         return 0
     click.echo(
-        f"{report.block_image}: {report.files} files, {sizes.shown(report.data_bytes)} in "
-        f"{sizes.shown(report.stored_bytes)}, for {report.subject}"
+        f"{report.block_image}: {report.files} files, {sizes.format_size(report.data_bytes)} in "
+        f"{sizes.format_size(report.stored_bytes)}, for {report.subject}"
     )
     return 0
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     click.echo(f"bootseer: {text}", err=True)
 
 
-def _say_nothing(text: str) -> None:
-    """The bar shows it."""
+def _ignore_stage(text: str) -> None:
+    """Print nothing, as the progress bar shows the stage."""
 
 
-def _settings(
+def _make_settings(
     ref: str,
     *,
     cache: str,
@@ -138,7 +138,7 @@ def _settings(
     threads: int | None,
     max_entries: int,
     max_size: int,
-    **as_they_are: Any,
+    **fields: Any,
 ) -> BuildSettings:
     import os
 
@@ -155,5 +155,5 @@ def _settings(
         threads=threads or min(8, len(os.sched_getaffinity(0))),
         limits=Limits(entries=max_entries, unpacked_bytes=2 * max_size),
         data_limit_bytes=max_size,
-        **as_they_are,
+        **fields,
     )

@@ -1,6 +1,6 @@
-"""`image mount` and `image run` themselves; click reads their words only where it has to.
+"""`image mount` and `image run`, without click where their arguments allow it.
 
-On a node without an agent all that is imported here delays a job, so everything is imported late.
+On a node without an agent each import here delays a job, so everything is imported when needed.
 """
 
 from __future__ import annotations
@@ -25,26 +25,32 @@ if TYPE_CHECKING:
 
 _LAYOUT = "oci-layout:"
 _RUN_LOOK_S = 4.0
-"""A job waits 5 s at most for a registry that brings nothing; our own start is part of that."""
+"""How long `image run` looks for a block image in the registry.
+
+A job waits 5 s at most for a registry that brings nothing; starting this process is part of that.
+"""
 
 
-def command(args: list[str], *, helped: bool = True) -> int | None:
-    """Run `image mount ...` or `image run ...`; None where click is to read the words.
+def run_without_click(args: list[str], *, with_helper: bool = True) -> int | None:
+    """Run `image mount ...` or `image run ...`; None if click must parse the arguments.
 
-    A mount that is not `helped` asks the registry by itself: all is imported already.
+    Without a helper process the mount asks the registry itself, as in an agent, which has imported
+    everything already.
     """
     if args[1] == "mount":
-        given = image_words.mount_words(args[2:], os.environ)
-        return None if given is None else _guarded(lambda: mount(given, helped=helped))
-    read = image_words.run_words(args[2:], os.environ)
-    return None if read is None else _guarded(lambda: run(*read))
+        fields = image_words.parse_mount(args[2:], os.environ)
+        if fields is None:
+            return None
+        return _run_guarded(lambda: mount(fields, with_helper=with_helper))
+    parsed = image_words.parse_run(args[2:], os.environ)
+    return None if parsed is None else _run_guarded(lambda: run(*parsed))
 
 
-def _guarded(body: Callable[[], int]) -> int:
-    """As `root.main` has it: errors are one line and an exit code.
+def _run_guarded(body: Callable[[], int]) -> int:
+    """Run `body` and return its exit code; print an error as one line, as `root.main` does.
 
-    Without collections of garbage, of which importing makes none: looking for it takes a
-    twentieth of that time. A mount's worker, and `run` once it has mounted, collect again.
+    The garbage collector is off meanwhile: importing makes no garbage, and looking for some takes
+    a twentieth of its time. A mount's worker, and `run` once it has mounted, turn it on again.
     """
     from bootseer.errors import BootseerError
 
@@ -61,44 +67,48 @@ def _guarded(body: Callable[[], int]) -> int:
     except (BootseerError, OSError) as error:
         from bootseer.cli.shared import failures
 
-        return failures.report(error)
+        return failures.report_error(error)
     finally:
         gc.enable()
 
 
-def mount(given: dict[str, Any], *, helped: bool = True) -> int:
-    """`image mount`: `given` are fields of `MountSettings`, and `as_json`."""
-    helper = _helper(given, given["directory"]) if helped else None
+def mount(fields: dict[str, Any], *, with_helper: bool = True) -> int:
+    """Run `image mount`; `fields` are those of `MountSettings`, and `as_json`."""
+    helper = _start_helper(fields, fields["directory"]) if with_helper else None
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.mount.interrupts import exit_on_signals
     from bootseer.imageprefetch.mount.settings import MountSettings
 
-    as_json = given.pop("as_json")
-    outcome.write_events_to(given.get("events_dir", ""))
+    as_json = fields.pop("as_json")
+    outcome.export_events_directory(fields.get("events_dir", ""))
     with exit_on_signals():
-        made = mounting.mount(MountSettings(**given), helper)
+        mounted = mounting.mount(MountSettings(**fields), helper)
     if as_json:
-        outcome.print_json(made)
+        outcome.print_json(mounted)
     else:
-        outcome.tell(made)
+        outcome.print_mounted(mounted)
     return 0
 
 
-def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
-    """`image run`: `given` are fields of `MountSettings`; podman's options, a command."""
+def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
+    """Run `image run`: `fields` of `MountSettings`, podman's options, the container's command."""
     begun_s = time.monotonic()
     helper = None
-    if not agent.is_available(given.get("runtime", "")):
-        helper = _helper(given, None, hurried=True)
+    if not agent.is_available(fields.get("runtime", "")):
+        helper = _start_helper(fields, None, hurried=True)
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.run import run_image
 
-    outcome.write_events_to(given.get("events_dir", ""))
+    outcome.export_events_directory(fields.get("events_dir", ""))
     settings = run_image.RunSettings(
         mount=MountSettings(
-            directory="", options=_hurried(), look_s=_RUN_LOOK_S, look_begun_s=begun_s, **given
+            directory="",
+            options=_hurried_options(),
+            look_s=_RUN_LOOK_S,
+            look_begun_s=begun_s,
+            **fields,
         ),
         options=options,
         words=words,
@@ -106,32 +116,32 @@ def run(given: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...])
     try:
         return run_image.run(
             settings,
-            outcome.report_plan,
-            lambda wanted: _mounted(wanted, helper),
-            outcome.complain,
+            outcome.print_plan,
+            lambda mount_settings: _mount(mount_settings, helper),
+            outcome.print_note,
         )
     finally:
         if helper is not None:  # where it was not mounted at all
             helper.close()
 
 
-def _mounted(settings: MountSettings, helper: socket | None) -> MountedImage:
-    """Have the node's agent mount, which has all imported that it takes; else do it here."""
+def _mount(settings: MountSettings, helper: socket | None) -> MountedImage:
+    """Mount through the node's agent, which has imported everything; without one, here."""
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.run import run_image
 
     try:
         if helper is None:
-            made = _mounted_by_agent(settings)
-            if made is not None:
-                return made
+            mounted = _mount_by_agent(settings)
+            if mounted is not None:
+                return mounted
         return mounting.mount(settings, helper, run_image.import_the_rest)
     finally:
         gc.enable()  # the container may run for weeks
 
 
-def _mounted_by_agent(settings: MountSettings) -> MountedImage | None:
-    """What the agent mounted; None where there is none."""
+def _mount_by_agent(settings: MountSettings) -> MountedImage | None:
+    """Return what the agent mounted; None if there is no agent."""
     if not agent.is_available(settings.runtime):
         return None
     from functools import partial
@@ -141,15 +151,15 @@ def _mounted_by_agent(settings: MountSettings) -> MountedImage | None:
     return mount_task.mount_by(partial(agent.ask, runtime=settings.runtime), settings)
 
 
-def _helper(
-    given: dict[str, Any], directory: str | None, *, hurried: bool = False
+def _start_helper(
+    fields: dict[str, Any], directory: str | None, *, hurried: bool = False
 ) -> socket | None:
-    """A process that asks the registry from now on; None where mounting has no chance."""
-    if given["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
+    """Start a process that asks the registry meanwhile; None if the image cannot be mounted."""
+    if fields["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
         return None
     from bootseer.cli import read_ahead
 
-    read_ahead.ask_for(read_ahead.IMAGE_MOUNT)
+    read_ahead.prefetch_modules(read_ahead.IMAGE_MOUNT)
     from bootseer.imageprefetch.resolve import registry_helper
     from bootseer.storage import options
     from bootseer.storage.oci import manifest
@@ -157,30 +167,30 @@ def _helper(
     del manifest, options  # both the helper and the server need them: imported once for both
     try:
         return registry_helper.start(
-            given["ref"],
-            workload=given.get("workload", ""),
-            plain_http=given["plain_http"],
-            options=_hurried if hurried else _usual,
-            keep_config_in=_cache(given) if hurried else None,
+            fields["ref"],
+            workload=fields.get("workload", ""),
+            plain_http=fields["plain_http"],
+            options=_hurried_options if hurried else _default_options,
+            keep_config_in=_cache_directory(fields) if hurried else None,
         )
     except OSError:  # no process or descriptor to be had: the server asks the registry itself
         return None
 
 
-def _cache(given: dict[str, Any]) -> str:
+def _cache_directory(fields: dict[str, Any]) -> str:
     from bootseer.config.paths import default_cache
 
-    return os.path.abspath(given.get("cache") or default_cache())
+    return os.path.abspath(fields.get("cache") or default_cache())
 
 
-def _usual() -> StoreOptions:
+def _default_options() -> StoreOptions:
     from bootseer.storage.options import DEFAULTS
 
     return DEFAULTS
 
 
-def _hurried() -> StoreOptions:
-    """Podman's own pull waits for nobody: what fails for longer is pulled plainly."""
+def _hurried_options() -> StoreOptions:
+    """Options that give up soon: what fails for longer than 5 seconds is pulled by podman."""
     from bootseer.storage.options import StoreOptions
 
     return StoreOptions(retry_s=5.0, stall_s=5.0)

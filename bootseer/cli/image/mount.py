@@ -1,4 +1,4 @@
-"""`bootseer image mount`: an image's tree at once."""
+"""`bootseer image mount`: mount an image's tree without pulling it first."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from bootseer.cli.image.options import (
     WINDOW_S,
     deadline_option,
     log_file_option,
-    of_platform,
     plain_http_option,
     platform_option,
+    podman_platform,
     serving_options,
 )
 from bootseer.cli.shared.options import json_option
 
 
-def _directory_of_events(context: click.Context, option: click.Parameter, value: str) -> str:
-    """The place of events may be a file too: nobody looks there for others' first steps."""
+def _check_events_directory(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Return the directory to look in for first steps: a click callback.
+
+    BOOTSEER_EVENTS may also name a file, which is not searched; then it is "".
+    """
     if not value.endswith(".jsonl"):
         return value
     if context.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT:
@@ -32,7 +35,7 @@ events_option = click.option(
     "--events",
     "events_dir",
     envvar=["BOOTSEER_IMAGE_EVENTS", "BOOTSEER_EVENTS"],
-    callback=_directory_of_events,
+    callback=_check_events_directory,
     default="",
     metavar="DIR",
     help="Recording ends when `first_step` is told in this directory of event files; ours go there "
@@ -95,11 +98,11 @@ def command(
     plain_http: bool,
     as_json: bool,
     platform: str,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     from bootseer.cli.image import direct
     from bootseer.imageprefetch.run import podman
 
-    podman.check_platform(of_platform(platform), instead="; pull the image the plain way")
-    given["plain_http"] = plain_http or None
-    direct.mount({"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **given})
+    podman.check_platform(podman_platform(platform), instead="; pull the image the plain way")
+    fields["plain_http"] = plain_http or None
+    direct.mount({"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **fields})

@@ -8,28 +8,29 @@ from typing import Any
 import click
 
 from bootseer.cli.shared import sizes
-from bootseer.cli.shared.options import Decorator, together
+from bootseer.cli.shared.options import Decorator, combine_options
 from bootseer.errors import UsageError
 
 _WORDS = "bootseer.words"
-_PODMANS = re.compile("-[^-e].")
+_SHORT_OPTION_WITH_VALUE = re.compile("-[^-e].")
 WINDOW_S = click.FloatRange(0.1, 86_400)
+"""The range of an option that is a time in seconds."""
 
 
 def workload_option(text: str) -> Decorator:
-    """`--workload`, with what it decides."""
+    """Return the option `--workload` with `text` as its help."""
     return click.option(
         "--workload", envvar="BOOTSEER_IMAGE_WORKLOAD", default="", metavar="NAME", help=text
     )
 
 
 def cache_option(text: str) -> Decorator:
-    """`--cache`, with what lies there."""
+    """Return the option `--cache` with `text` as its help."""
     return click.option("--cache", envvar="BOOTSEER_CACHE", default="", metavar="PATH", help=text)
 
 
 def share_option(text: str) -> Decorator:
-    """`--share` of the starts, with what is done with what they touched."""
+    """Return the option `--share`, a share of the recorded starts, with `text` as its help."""
     return click.option(
         "--share",
         envvar="BOOTSEER_IMAGE_HOTSET_SHARE",
@@ -41,7 +42,7 @@ def share_option(text: str) -> Decorator:
     )
 
 
-kept_option = cache_option("This node's directory for what is kept of images.")
+image_cache_option = cache_option("This node's directory for what is kept of images.")
 plain_http_option = click.option(
     "--plain-http",
     envvar="BOOTSEER_IMAGE_PLAIN_HTTP",
@@ -80,17 +81,17 @@ platform_option = click.option(
     metavar="OS/ARCH[/VARIANT]",
     help="Which image of several. Only this machine's are mounted.",
 )
-place_options = together(kept_option, plain_http_option)
-"""How an image is reached, and where this node keeps things; `image_hotset.opened` takes them."""
+image_access_options = combine_options(image_cache_option, plain_http_option)
+"""The node's cache and how the registry is reached: parameters of `hotset.group.open_image`."""
 
-serving_options = together(
+serving_options = combine_options(
     workload_option("Whose hot set is replayed, and whose starts are recorded."),
-    kept_option,
+    image_cache_option,
     click.option(
         "--cache-limit",
         "cache_limit_bytes",
         envvar="BOOTSEER_IMAGE_CACHE_LIMIT",
-        callback=sizes.parsed,
+        callback=sizes.parse_size,
         metavar="SIZE",
         default="64GiB",
         show_default=True,
@@ -100,7 +101,7 @@ serving_options = together(
         "--kept-limit",
         "kept_limit_bytes",
         envvar="BOOTSEER_IMAGE_KEPT_LIMIT",
-        callback=sizes.parsed,
+        callback=sizes.parse_size,
         metavar="SIZE",
         default="16GiB",
         show_default=True,
@@ -117,7 +118,7 @@ serving_options = together(
         "--fill-rate",
         "fill_rate_bytes_s",
         envvar="BOOTSEER_IMAGE_FILL_RATE",
-        callback=sizes.parsed,
+        callback=sizes.parse_size,
         metavar="SIZE",
         default="64MiB",
         show_default=True,
@@ -132,53 +133,56 @@ serving_options = together(
     ),
     runtime_option,
 )
-"""How images are served; named as the fields of `MountSettings`."""
+"""How images are served; their names are those of the fields of `MountSettings`."""
 
 
-class BeforeDashes(click.Command):
-    """What stands behind -- is the command's; of what stands before, we know our options.
+class PodmanStyleCommand(click.Command):
+    """A command line of own and podman's options, an image, and after `--` a container's command.
 
-    For commands with `podman_arguments`. Of short options with something attached only `-e` may
-    be ours. The words behind are kept for `words_behind`, which has None where there is no --.
+    For commands with `podman_arguments`. Of short options with an attached value, only `-e` may be
+    one of ours. `words_after_dashes` returns what follows `--`.
     """
 
-    def __init__(self, *words: Any, **settings: Any) -> None:
-        # Podman has an -h of its own.
-        ours = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
-        super().__init__(*words, **{"context_settings": ours, **settings})
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # `-h` is an option of podman's.
+        defaults = {"ignore_unknown_options": True, "help_option_names": ["--help"]}
+        super().__init__(*args, **{"context_settings": defaults, **settings})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave the command's words alone, and podman's short options whole."""
+        """Parse what stands before `--`, with podman's short options kept whole."""
         if args == ["-h"]:
             args = ["--help"]
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_WORDS] = tuple(args[at + 1 :]) if at < len(args) else None
-        # In `-v/data:/e` click would find a short option of ours.
-        takers = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
-        podmans = {
+        # In podman's `-v/data:/e` click would find our `-e`, so such words are hidden from it
+        # behind placeholders; but not those that are the value of one of our options.
+        with_value = {
+            name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts
+        }
+        hidden = {
             f"\0{n}": word
             for n, word in enumerate(args[:at])
-            if _PODMANS.match(word) and not (n and args[n - 1] in takers)
+            if _SHORT_OPTION_WITH_VALUE.match(word) and not (n and args[n - 1] in with_value)
         }
-        shown = [f"\0{n}" if f"\0{n}" in podmans else word for n, word in enumerate(args[:at])]
-        left = super().parse_args(ctx, shown)
-        if ctx.resilient_parsing:  # completion by a shell: nothing need be there
-            return left
-        ref = podmans.get(ctx.params["ref"], ctx.params["ref"])
+        visible = [f"\0{n}" if f"\0{n}" in hidden else word for n, word in enumerate(args[:at])]
+        unparsed = super().parse_args(ctx, visible)
+        if ctx.resilient_parsing:  # completion by a shell: parameters may be missing
+            return unparsed
+        ref = hidden.get(ctx.params["ref"], ctx.params["ref"])
         if ref.startswith("-"):
             raise UsageError(f"name the image before podman's options: what is {ref}?")
-        ctx.params["options"] = tuple(podmans.get(word, word) for word in ctx.params["options"])
-        return left
+        ctx.params["options"] = tuple(hidden.get(word, word) for word in ctx.params["options"])
+        return unparsed
 
 
-def of_platform(platform: str) -> tuple[str, ...]:
-    """`--platform` as podman's option, which it is as well: it runs what we cannot mount."""
+def podman_platform(platform: str) -> tuple[str, ...]:
+    """Return `--platform` as an option of podman, which runs the images that cannot be mounted."""
     return ("--platform", platform) if platform else ()
 
 
 def podman_arguments(command: str) -> Decorator:
-    """`ref` and podman's `options` behind it; `command` is how help shows what follows."""
-    return together(
+    """Return the arguments `ref` and `options` (podman's); help shows `command` after them."""
+    return combine_options(
         click.argument("ref"),
         click.argument(
             "options",
@@ -189,7 +193,7 @@ def podman_arguments(command: str) -> Decorator:
     )
 
 
-def words_behind(context: click.Context) -> tuple[str, ...] | None:
-    """The words behind --."""
-    found: tuple[str, ...] | None = context.meta[_WORDS]
-    return found
+def words_after_dashes(context: click.Context) -> tuple[str, ...] | None:
+    """Return the words after `--` of a `PodmanStyleCommand`; None if there is no `--`."""
+    words: tuple[str, ...] | None = context.meta[_WORDS]
+    return words

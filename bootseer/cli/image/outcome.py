@@ -1,4 +1,4 @@
-"""What `image mount` and `image run` say of a mount. Knows no click."""
+"""What `image mount` and `image run` print about a mount. Does not import click."""
 
 from __future__ import annotations
 
@@ -13,57 +13,52 @@ if TYPE_CHECKING:
     from bootseer.imageprefetch.run.run_image import RunPlan
 
 
-def write_events_to(folder: str) -> None:
-    """Let our own events join those of the job, where nothing else is said of them."""
+def export_events_directory(folder: str) -> None:
+    """Let this command's own events go to `folder`, unless BOOTSEER_EVENTS names another place."""
     if folder:
         os.environ.setdefault("BOOTSEER_EVENTS", os.path.abspath(folder))
 
 
-def tell(made: MountedImage) -> None:
-    """Which way it went: what is not as usual, then one line."""
-    for note in made.notes:
-        _say(note)
-    if made.shared:
+def print_mounted(mounted: MountedImage) -> None:
+    """Print how an image was mounted: notes on what is unusual, then one line."""
+    for note in mounted.notes:
+        print_note(note)
+    if mounted.shared:
         way = "another mount of this node serves it"
-    elif made.complete:
+    elif mounted.complete:
         way = "all of it is on this node's disk"
-    elif made.hot_set and not made.hot_bytes:  # a pack without frames: whole blocks are fetched
+    elif mounted.hot_set and not mounted.hot_bytes:  # a pack without frames: whole blocks
         way = "its hot set, most of the image, follows block by block"
-    elif made.hot_set:
-        way = f"a hot set of {size_text.shown(made.hot_bytes)} follows"
+    elif mounted.hot_set:
+        way = f"a hot set of {size_text.format_size(mounted.hot_bytes)} follows"
     else:
         way = "no hot set: bytes arrive as they are read"
-    _say(f"mounted {made.digest[:19]}; {way}")
+    print_note(f"mounted {mounted.digest[:19]}; {way}")
 
 
-def report_plan(plan: RunPlan) -> None:
-    """Whether a container runs on the mounted image, or why podman pulls it."""
+def print_plan(plan: RunPlan) -> None:
+    """Print whether a container runs on a mounted image or on one that podman pulls."""
     if plan.mounted is not None:
-        tell(plan.mounted)
+        print_mounted(plan.mounted)
     else:
-        _say(f"podman pulls the image: {plan.reason}")
+        print_note(f"podman pulls the image: {plan.reason}")
 
 
-def complain(text: str) -> None:
-    """What went wrong below a container that runs."""
-    _say(text)
-
-
-def print_json(made: MountedImage) -> None:
-    """All that concerns others as JSON on standard output."""
-    import json
-
-    from bootseer import light_dataclasses as dataclasses
-
-    told = dataclasses.asdict(made)
-    del told["state"]
-    sys.stdout.write(json.dumps(told, indent=1) + "\n")
-
-
-def _say(text: str) -> None:
-    """Write one line to standard error; where that is closed or full, the exit code still tells."""
+def print_note(text: str) -> None:
+    """Print one line on standard error; if that is closed or full, the exit code tells enough."""
     try:
         sys.stderr.write(f"bootseer: {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
+
+
+def print_json(mounted: MountedImage) -> None:
+    """Print a mount as JSON on standard output, without its internal state."""
+    import json
+
+    from bootseer import light_dataclasses as dataclasses
+
+    document = dataclasses.asdict(mounted)
+    del document["state"]
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")

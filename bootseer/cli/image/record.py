@@ -7,24 +7,29 @@ from typing import Any
 
 import click
 
-from bootseer.cli.image.hotset.group import of, opened, place, which_option
+from bootseer.cli.image.hotset.group import (
+    cache_directory,
+    describe_workload,
+    open_image,
+    which_workload_option,
+)
 from bootseer.cli.image.options import (
     WINDOW_S,
-    BeforeDashes,
+    PodmanStyleCommand,
     deadline_option,
+    image_access_options,
     log_file_option,
-    of_platform,
-    place_options,
     platform_option,
     podman_arguments,
-    words_behind,
+    podman_platform,
+    words_after_dashes,
 )
 from bootseer.cli.shared import sizes
 from bootseer.errors import UsageError
 
 
-@click.command("record", cls=BeforeDashes, options_metavar="[OPTIONS]")
-@which_option
+@click.command("record", cls=PodmanStyleCommand, options_metavar="[OPTIONS]")
+@which_workload_option
 @click.option(
     "--window",
     "window_s",
@@ -55,7 +60,7 @@ from bootseer.errors import UsageError
     "Repeatable.",
 )
 @click.option("--push", is_flag=True, help="Build the hot set and publish it at once.")
-@place_options
+@image_access_options
 @deadline_option
 @log_file_option
 @platform_option
@@ -72,7 +77,7 @@ def command(
     cache: str,
     plain_http: bool,
     platform: str,
-    **given: Any,
+    **fields: Any,
 ) -> int:
     """Start COMMAND on the image REF, cold, and record what it reads until its first step.
 
@@ -81,64 +86,76 @@ def command(
     options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
-    from bootseer.cli.image.outcome import complain
+    from bootseer.cli.image.outcome import print_note
     from bootseer.imageprefetch.run import podman
     from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
-    podman.check_platform(of_platform(platform), instead="; record it on such a machine")
-    options, words = _parted(options, words_behind(context))
-    done = record(
+    podman.check_platform(podman_platform(platform), instead="; record it on such a machine")
+    options, words = _split_words(options, words_after_dashes(context))
+    recorded = record(
         RecordSettings(
             ref=ref,
             words=words,
             podman_options=options,
             workload=workload,
-            cache=place(cache),
-            environment=dict(map(_variable, variables)),
+            cache=cache_directory(cache),
+            environment=dict(map(_parse_variable, variables)),
             plain_http=plain_http or None,
-            **given,
+            **fields,
         ),
-        complain,
+        print_note,
     )
-    if done.trace is None:
-        why = "failed before its first step" if done.failed else "read nothing of the image"
+    if recorded.trace is None:
+        why = "failed before its first step" if recorded.failed else "read nothing of the image"
         click.echo(f"bootseer: the command {why}; nothing is kept of it", err=True)
-        return done.exit_code
+        return recorded.exit_code
     click.echo(
-        f"bootseer: recorded {of(workload)}: {sizes.shown(done.trace.touched_bytes())} over "
-        f"{done.trace.starts} full starts",
+        f"bootseer: recorded {describe_workload(workload)}: "
+        f"{sizes.format_size(recorded.trace.touched_bytes())} over "
+        f"{recorded.trace.starts} full starts",
         err=True,
     )
     if push:
-        _build(ref, workload, cache, plain_http)
+        _push_hot_set(ref, workload, cache, plain_http)
     else:
         from bootseer.imageprefetch.hotset import local_packer
 
-        where = {"plain_http": plain_http or None}
-        local_packer.start_recorded(ref, done.digest, workload, place(cache), **where)
-        named = f" --workload {workload}" if workload else ""
+        local_packer.start_recorded(
+            ref,
+            recorded.digest,
+            workload,
+            cache_directory(cache),
+            plain_http=plain_http or None,
+        )
+        workload_words = f" --workload {workload}" if workload else ""
         click.echo(
             "bootseer: mounts on this node replay it in a moment; publish it for others with "
-            f"`bootseer image hotset build {ref}{named} --push`",
+            f"`bootseer image hotset build {ref}{workload_words} --push`",
             err=True,
         )
-    return done.exit_code
+    return recorded.exit_code
 
 
-def _parted(
-    before: tuple[str, ...], behind: tuple[str, ...] | None
+def _split_words(
+    before: tuple[str, ...], after: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Podman's options and the command; a command without options may do without the --."""
-    if behind is None and not any(len(word) > 1 and word.startswith("-") for word in before):
-        before, behind = (), before
-    if not behind:
+    """Return podman's options and the command, from the words before and after `--`.
+
+    A command none of whose words looks like an option needs no `--`. Raises UsageError.
+    """
+    if after is None and not any(len(word) > 1 and word.startswith("-") for word in before):
+        before, after = (), before
+    if not after:
         raise UsageError("name the command to be recorded, behind --")
-    return before, behind
+    return before, after
 
 
-def _variable(given: str) -> tuple[str, str]:
-    """Name and value; one that is ours keeps its value out of the command line."""
-    name, equals, value = given.partition("=")
+def _parse_variable(text: str) -> tuple[str, str]:
+    """Return name and value of NAME=VALUE; the value of a plain NAME is this process's own.
+
+    A plain NAME keeps a secret out of the command line. Raises UsageError.
+    """
+    name, equals, value = text.partition("=")
     if not name:
         raise UsageError("--env takes NAME=VALUE, or NAME")
     if equals:
@@ -148,14 +165,14 @@ def _variable(given: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
-def _build(ref: str, workload: str, cache: str, plain_http: bool) -> None:
+def _push_hot_set(ref: str, workload: str, cache: str, plain_http: bool) -> None:
     from bootseer.cli.image.hotset.build import publish
     from bootseer.imageprefetch.hotset import store
     from bootseer.imageprefetch.hotset.image_hotsets import open_fetcher
 
-    with opened(ref, cache=cache, plain_http=plain_http, push=True) as image:
+    with open_image(ref, cache=cache, plain_http=plain_http, push=True) as image:
         own, trace = image.own_trace(workload), image.trace(workload)
         assert trace is not None  # it was recorded just now
-        with open_fetcher(place(cache)) as fetcher:
-            made, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
-        publish(image, made)
+        with open_fetcher(cache_directory(cache)) as fetcher:
+            hot_set, _ = store.pack(image.hot_sets, image.parts, trace, fetcher, own=own)
+        publish(image, hot_set)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import click
 
-from bootseer.cli.image.hotset.group import of, place, which_option
-from bootseer.cli.image.options import place_options, runtime_option
+from bootseer.cli.image.hotset.group import (
+    cache_directory,
+    describe_workload,
+    which_workload_option,
+)
+from bootseer.cli.image.options import image_access_options, runtime_option
 from bootseer.cli.shared import sizes
 from bootseer.cli.shared.options import echo_json, json_option
 
 
 @click.command("replay")
-@which_option
+@which_workload_option
 @click.option(
     "--threads",
     envvar="BOOTSEER_IMAGE_REPLAY_THREADS",
@@ -21,7 +25,7 @@ from bootseer.cli.shared.options import echo_json, json_option
     metavar="N",
     help="Files that are read ahead at a time.",
 )
-@place_options
+@image_access_options
 @runtime_option
 @json_option
 @click.argument("ref")
@@ -45,17 +49,20 @@ def command(
 
     from bootseer.imageprefetch.mount.hotset_replay import replay
 
-    done = replay(
+    replayed = replay(
         ref,
         directory,
         workload,
-        cache=place(cache),
+        cache=cache_directory(cache),
         threads=threads,
         runtime_dir=runtime,
         plain_http=plain_http or None,
     )
     if as_json:
-        echo_json(dataclasses.asdict(done))
+        echo_json(dataclasses.asdict(replayed))
         return 0
-    click.echo(f"{sizes.shown(done.bytes)} of {done.files} files, {of(done.workload)}")
+    click.echo(
+        f"{sizes.format_size(replayed.bytes)} of {replayed.files} files, "
+        f"{describe_workload(replayed.workload)}"
+    )
     return 0

@@ -1,4 +1,4 @@
-"""`bootseer image run`: a container of an image that is not pulled first."""
+"""`bootseer image run`: run a container of an image that is not pulled first."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import click
 
 from bootseer.cli.image.mount import events_option
 from bootseer.cli.image.options import (
-    BeforeDashes,
+    PodmanStyleCommand,
     deadline_option,
     log_file_option,
-    of_platform,
     plain_http_option,
     platform_option,
     podman_arguments,
+    podman_platform,
     serving_options,
-    words_behind,
+    words_after_dashes,
 )
 
 
 @click.command(
     "run",
-    cls=BeforeDashes,
+    cls=PodmanStyleCommand,
     options_metavar="[OPTIONS]",
     help="""Run a container of the image REF by podman, on a tree that is mounted at once.
 
@@ -49,10 +49,10 @@ def command(
     options: tuple[str, ...],
     plain_http: bool,
     platform: str,
-    **given: Any,
+    **fields: Any,
 ) -> int:
     from bootseer.cli.image import direct
 
-    given["plain_http"] = plain_http or None
-    options = (*of_platform(platform), *options)
-    return direct.run({"ref": ref, **given}, options, words_behind(context) or ())
+    fields["plain_http"] = plain_http or None
+    options = (*podman_platform(platform), *options)
+    return direct.run({"ref": ref, **fields}, options, words_after_dashes(context) or ())

@@ -1,4 +1,4 @@
-"""`bootseer image umount`: end a mounted image."""
+"""`bootseer image umount`: unmount an image."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The words of `image mount` and `image run`, read by hand: click takes longer than a mount.
+"""Parsing of `image mount` and `image run` without click, whose import takes longer than a mount.
 
-What is read here means the same to the click commands, which read everything else: options that
-are rarely given, whatever is wrong, and help.
+The result is the same as that of the click commands. They parse what is left out here: options
+that are rarely given, anything that is wrong, and help.
 """
 
 from __future__ import annotations
@@ -36,99 +36,97 @@ _FLAGS_OF_MOUNT = {
     "--no-loop": ("loop", False),
     "--json": ("as_json", True),
 }
-_OTHERS = (
+_OPTIONS_FOR_CLICK = (
     *("--help", "-h", "--cache-limit", "--kept-limit", "--fill-rate"),
     *("--record-window", "--deadline", "--platform"),
 )
-"""Options of ours that click reads."""
+"""Options of these commands that only click parses."""
 _VARIABLES = {"BOOTSEER_CACHE": "cache", "BOOTSEER_RUNTIME": "runtime"}
-_READ_BY_CLICK = ("BOOTSEER_IMAGE_", "_BOOTSEER_COMPLETE")
+_VARIABLES_FOR_CLICK = ("BOOTSEER_IMAGE_", "_BOOTSEER_COMPLETE")
 
 
-def mount_words(words: list[str], environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `image mount WORDS...` asks for: fields of `MountSettings`, and `as_json`.
+def parse_mount(words: list[str], environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """Parse `image mount WORDS...` into fields of `MountSettings`, and `as_json`.
 
-    None: click is to read it.
+    Returns None if click must parse it.
     """
-    given = _from_environment(environ)
-    if given is None or "--" in words:
+    fields = _read_environment(environ)
+    if fields is None or "--" in words:
         return None
-    rest = _read(words, given, _TEXTS, _FLAGS_OF_MOUNT)
+    rest = _take_options(words, fields, _FLAGS_OF_MOUNT)
     if rest is None or len(rest) != 2 or any(word.startswith("-") for word in rest):
         return None
-    given["ref"], given["directory"] = rest
-    given.setdefault("as_json", False)
-    return _checked(given)
+    fields["ref"], fields["directory"] = rest
+    fields.setdefault("as_json", False)
+    return _finish(fields)
 
 
-def run_words(
+def parse_run(
     words: list[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]] | None:
-    """What `image run WORDS...` asks for: fields of `MountSettings`, podman's options, a command.
+    """Parse `image run WORDS...`: fields of `MountSettings`, podman's options, the command.
 
-    None: click is to read it.
+    Returns None if click must parse it.
     """
-    given = _from_environment(environ)
-    if given is None:
+    fields = _read_environment(environ)
+    if fields is None:
         return None
     at = words.index("--") if "--" in words else len(words)
-    rest = _read(words[:at], given, _TEXTS, _FLAGS)
+    rest = _take_options(words[:at], fields, _FLAGS)
     if not rest or rest[0].startswith("-"):
         return None
-    given["ref"] = rest[0]
-    checked = _checked(given)
-    return None if checked is None else (checked, tuple(rest[1:]), tuple(words[at + 1 :]))
+    fields["ref"] = rest[0]
+    finished = _finish(fields)
+    return None if finished is None else (finished, tuple(rest[1:]), tuple(words[at + 1 :]))
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """What variables say; None where one says what click alone reads."""
-    given: dict[str, Any] = {}
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the fields that environment variables set; None if one is for click alone."""
+    fields: dict[str, Any] = {}
     for name, value in environ.items():
-        if name.startswith(_READ_BY_CLICK) and value:
+        if name.startswith(_VARIABLES_FOR_CLICK) and value:
             return None
         if name in _VARIABLES and value:
-            given[_VARIABLES[name]] = value
+            fields[_VARIABLES[name]] = value
     events = environ.get("BOOTSEER_EVENTS", "")
-    if events and not events.endswith(".jsonl"):  # a file: nobody looks there for a first step
-        given["events_dir"] = events
-    return given
+    if events and not events.endswith(".jsonl"):  # first steps are looked for in directories only
+        fields["events_dir"] = events
+    return fields
 
 
-def _read(
-    words: list[str],
-    given: dict[str, Any],
-    texts: Mapping[str, str],
-    flags: Mapping[str, tuple[str, bool]],
+def _take_options(
+    words: list[str], fields: dict[str, Any], flags: Mapping[str, tuple[str, bool]]
 ) -> list[str] | None:
-    """Take our options into `given`; the other words, or None where click is to read them."""
+    """Put known options into `fields`; return the other words, None if click must parse them."""
     rest = []
     following = iter(words)
     for word in following:
         name, equals, value = word.partition("=")
-        if name in _OTHERS:
+        if name in _OPTIONS_FOR_CLICK:
             return None
-        if name in texts:
+        if name in _TEXTS:
             text = value if equals else next(following, None)
             if text is None:
                 return None
-            given[texts[name]] = text
+            fields[_TEXTS[name]] = text
         elif name in flags:
             if equals:
                 return None
             field, setting = flags[name]
-            given[field] = setting
+            fields[field] = setting
         else:
             rest.append(word)
     return rest
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any] | None:
-    if given.get("events_dir", "").endswith(".jsonl"):
+def _finish(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """Complete the fields; None if the events directory is a file, which click reports."""
+    if fields.get("events_dir", "").endswith(".jsonl"):
         return None
-    given["plain_http"] = given.get("plain_http") or None
-    return given
+    fields["plain_http"] = fields.get("plain_http") or None
+    return fields
 
 
 def may_mount(directory: str | None) -> bool:
-    """Whether mounting has a chance here; what is wrong is found out, and said, by the mount."""
+    """Whether mounting can succeed here; if not, the mount itself finds and reports the reason."""
     return os.geteuid() == 0 and os.path.exists("/dev/fuse") and os.path.isdir(directory or "/")

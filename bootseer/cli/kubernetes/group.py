@@ -1,9 +1,8 @@
-"""`bootseer k8s`: what concerns manifests besides injecting them."""
+"""`bootseer k8s`: commands about manifests other than inject and uninject."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import click
@@ -11,10 +10,11 @@ import click
 from bootseer.cli.kubernetes.inject import (
     file_option,
     injection_options,
-    options_of,
-    read,
-    resolver_of,
+    make_resolver,
+    parse_injection_options,
+    read_manifest,
 )
+from bootseer.cli.shared.options import echo_json
 from bootseer.errors import NotSupportedError
 
 
@@ -33,28 +33,29 @@ def command() -> None:
 @file_option
 @injection_options
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
-def check_command(**given: Any) -> int:
+def check_command(**parameters: Any) -> int:
     from bootseer.kubernetes import check, manifest_text
 
-    data, name = read(given["path"])
-    findings = check.check(manifest_text.decode(data, name), options_of(given), resolver_of(given))
-    if given["as_json"]:
-        click.echo(json.dumps([dataclasses.asdict(found) for found in findings], indent=1))
+    data, name = read_manifest(parameters["path"])
+    manifest = manifest_text.decode(data, name)
+    findings = check.check(manifest, parse_injection_options(parameters), make_resolver(parameters))
+    if parameters["as_json"]:
+        echo_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        for found in findings:
-            _show(found, check.ALLOWED[found.tier])
-    return NotSupportedError.exit_code if any(found.refusal for found in findings) else 0
+        for finding in findings:
+            _print_finding(finding, check.ALLOWED[finding.tier])
+    return NotSupportedError.exit_code if any(finding.refusal for finding in findings) else 0
 
 
-def _show(found: Any, allowed: str) -> None:
-    click.echo(f"line {found.line}: {found.pod}, container {found.container or '?'}")
-    if found.refusal:
-        click.echo(f"    refused: {found.refusal}")
+def _print_finding(finding: Any, allowed: str) -> None:
+    click.echo(f"line {finding.line}: {finding.pod}, container {finding.container or '?'}")
+    if finding.refusal:
+        click.echo(f"    refused: {finding.refusal}")
         return
-    if found.passed_over:
-        click.echo(f"    passed over: {found.passed_over}")
+    if finding.passed_over:
+        click.echo(f"    passed over: {finding.passed_over}")
         return
-    state = "injected already" if found.injected else "can be injected"
-    click.echo(f"    {state}; tier {found.tier}: {found.why}; {allowed}")
-    for note in found.notes:
+    state = "injected already" if finding.injected else "can be injected"
+    click.echo(f"    {state}; tier {finding.tier}: {finding.why}; {allowed}")
+    for note in finding.notes:
         click.echo(f"    note: {note}")

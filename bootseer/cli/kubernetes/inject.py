@@ -1,18 +1,16 @@
-"""`bootseer inject` and `uninject`: manifests in, manifests out."""
+"""`bootseer inject`, and what it shares with `uninject` and `k8s check`."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bootseer.cli.shared import inputs
-from bootseer.cli.shared.options import together
-from bootseer.cli.shared.outputs import file_to_replace
+from bootseer.cli.shared.options import combine_options, echo_json
+from bootseer.cli.shared.outputs import resolve_output
 from bootseer.errors import NotSupportedError, UsageError, from_os_error
 from bootseer.system.atomic import replace_file
 
@@ -21,9 +19,8 @@ if TYPE_CHECKING:
     from bootseer.kubernetes.options import Options, Place
 
 NAME_LIMIT = 253
+"""The most characters of an object's name, which Kubernetes requires to be a DNS subdomain."""
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 file_option = click.option(
     "-f", "--filename", "path", required=True, metavar="FILE", help="The manifest; - = stdin."
@@ -33,14 +30,14 @@ output_option = click.option(
 )
 
 
-class _Lines(click.types.StringParamType):
-    """Texts with blanks in them; in an environment variable one a line."""
+class _LineListType(click.types.StringParamType):
+    """Texts that may contain blanks; an environment variable holds one on each line."""
 
     def split_envvar_value(self, rv: str) -> list[str]:
         return rv.splitlines()
 
 
-injection_options = together(
+injection_options = combine_options(
     click.option(
         "--parts",
         default="events,image,deps,checkpoint",
@@ -72,7 +69,7 @@ injection_options = together(
     click.option(
         "--command",
         "job",
-        type=_Lines(),
+        type=_LineListType(),
         multiple=True,
         metavar="[POD/CONTAINER=]WORDS",
         help="The job's command, as a shell splits it, where the manifest leaves it to the image. "
@@ -94,28 +91,28 @@ injection_options = together(
     click.option("--offline", is_flag=True, help="Never ask a registry for an image's command."),
     click.option("--plain-http", is_flag=True, help="Ask registries over http, without TLS."),
 )
-"""The options that say what is put in."""
+"""What is injected; `parse_injection_options` turns their values into `Options`."""
 
 
-def read(path: str) -> tuple[bytes, str]:
-    """A file's bytes and the name that messages call it by."""
+def read_manifest(path: str) -> tuple[bytes, str]:
+    """Return a manifest's bytes, and its name in messages; `-` is standard input."""
     if path == "-":
         return inputs.standard_input().read(), "standard input"
     try:
-        with open(path, "rb", opener=inputs.opener) as file:
+        with open(path, "rb", opener=inputs.open_input) as file:
             return file.read(), path
     except OSError as error:
         raise from_os_error(error, f"read the manifest {path}") from error
 
 
-def write(raw: str, output: str | None) -> None:
-    """To standard output, or in place of a file, which keeps its permission bits."""
-    data = raw.encode()
+def write_manifest(text: str, output: str | None) -> None:
+    """Write to standard output, or replace a file and keep its permission bits."""
+    data = text.encode()
     if output is None or output == "-":
         sys.stdout.buffer.write(data)
         return
     try:
-        path, mode = file_to_replace(output)
+        path, mode = resolve_output(output)
         bits = 0o644 if mode is None else mode & 0o777
         replace_file(path, data, mode=bits, exact_mode=True, prefix=".bootseer-")
     except OSError as error:
@@ -139,14 +136,15 @@ def write(raw: str, output: str | None) -> None:
 )
 @click.option("--explain", is_flag=True, help="List each change and its reason instead of writing.")
 @click.option("--json", "as_json", is_flag=True, help="With --explain: as JSON.")
-def command(**given: Any) -> int:
+def command(**parameters: Any) -> int:
     from bootseer.kubernetes import inject, manifest_text
 
-    data, name = read(given["path"])
-    result = inject.inject(manifest_text.decode(data, name), options_of(given), resolver_of(given))
-    if given["explain"]:
-        _explain(result, as_json=given["as_json"])
-        fails = result.refusals or (given["require"] and not _is_all_measured(result))
+    data, name = read_manifest(parameters["path"])
+    manifest = manifest_text.decode(data, name)
+    result = inject.inject(manifest, parse_injection_options(parameters), make_resolver(parameters))
+    if parameters["explain"]:
+        _print_explanation(result, as_json=parameters["as_json"])
+        fails = result.refusals or (parameters["require"] and not _is_all_measured(result))
         return NotSupportedError.exit_code if fails else 0
     for passed in result.passed_over:
         click.echo(f"bootseer: {name}: {passed.pod}: passed over: {passed.reason}", err=True)
@@ -156,75 +154,79 @@ def command(**given: Any) -> int:
         click.echo(f"bootseer: {name}: {noted.pod}: {noted.reason}", err=True)
     for refusal in result.refusals:
         click.echo(f"bootseer: {name}: {refusal.pod}: {refusal.reason}", err=True)
-    if result.refusals and not given["skip_refused"]:
+    if result.refusals and not parameters["skip_refused"]:
         raise NotSupportedError(
             f"{name}: {len(result.refusals)} of its pods cannot be injected, nothing was written; "
             "mend them, or leave them out by --skip-refused"
         )
-    if given["require"] and not _is_all_measured(result):
+    if parameters["require"] and not _is_all_measured(result):
         raise NotSupportedError(
             f"{name}: --require, and not everything in it that runs containers is injected, "
-            f"nothing was written; {_say_what_is_there(result)}"
+            f"nothing was written; {_describe_objects(result)}"
         )
     if not result.changes and not result.refusals and not result.unmeasured:
-        there = _say_what_is_there(result)
-        click.echo(f"bootseer: {name}: there is no pod in it; {there}; written as it was", err=True)
-    write(result.raw, given["output"])
+        kinds = _describe_objects(result)
+        click.echo(f"bootseer: {name}: there is no pod in it; {kinds}; written as it was", err=True)
+    write_manifest(result.raw, parameters["output"])
     return 0
 
 
 def _is_all_measured(result: Injected) -> bool:
-    """Whether something was injected, and nothing but what --container passes over left out."""
+    """Whether anything was injected, and nothing left out but pods that --container passes over."""
     return bool(result.changes) and not result.refusals and not result.unmeasured
 
 
-def _say_what_is_there(result: Injected) -> str:
+def _describe_objects(result: Injected) -> str:
     return f"its objects are of kind {', '.join(result.kinds)}" if result.kinds else "it is empty"
 
 
-def resolver_of(given: dict[str, Any]) -> Resolve | None:
-    """What asks registries for an image's command, None where that was not wanted."""
-    from bootseer.kubernetes.image_config import make_resolver
+def make_resolver(parameters: dict[str, Any]) -> Resolve | None:
+    """Return what asks registries for an image's command; None with --offline."""
+    from bootseer.kubernetes import image_config
 
-    return None if given["offline"] else make_resolver(plain_http=given["plain_http"])
+    if parameters["offline"]:
+        return None
+    return image_config.make_resolver(plain_http=parameters["plain_http"])
 
 
-def options_of(given: dict[str, Any]) -> Options:
-    """The options of `injection_options` as the library takes them."""
+def parse_injection_options(parameters: dict[str, Any]) -> Options:
+    """Return the values of `injection_options` as `Options`. Raises UsageError."""
     from bootseer.kubernetes import options
     from bootseer.kubernetes.job_command import parse_commands
 
-    parts = [part.strip() for part in given["parts"].split(",") if part.strip()]
+    parts = [part.strip() for part in parameters["parts"].split(",") if part.strip()]
     unknown = [part for part in parts if part not in options.PARTS]
     if unknown:
         raise UsageError(f"--parts: unknown {unknown[0]!r}; there are {', '.join(options.PARTS)}")
-    if given["tier"] == "fuse" and not given["fuse_resource"]:
+    if parameters["tier"] == "fuse" and not parameters["fuse_resource"]:
         raise UsageError("--tier fuse needs --fuse-resource, the name that the device plugin gives")
-    store = given["store"] or ""
+    store = parameters["store"] or ""
     is_url = "://" in store
-    if given["config_map"]:
-        _check_object_name("--config-map", given["config_map"], given["config_map"])
-    command, commands = parse_commands(given["job"])
-    more = {"image": given["image"]} if given["image"] else {}
+    config_map = parameters["config_map"] or ""
+    if config_map:
+        _check_object_name("--config-map", config_map, config_map)
+    command, commands = parse_commands(parameters["job"])
+    image = {"image": parameters["image"]} if parameters["image"] else {}
     return options.Options(
         parts=tuple(parts),
-        tier=given["tier"],
-        container=given["container"] or "",
+        tier=parameters["tier"],
+        container=parameters["container"] or "",
         command=command,
         commands=commands,
-        events=_place("--events", given["events"]) or options.Place(),
-        store=None if is_url else _place("--store", store),
+        events=_parse_place("--events", parameters["events"]) or options.Place(),
+        store=None if is_url else _parse_place("--store", store),
         store_url=store if is_url else "",
-        cache=_place("--cache", given["cache"]),
-        config_map=given["config_map"] or "",
-        fuse_resource=given["fuse_resource"] or "",
-        pull_policy=given["image_pull_policy"] or "",
-        job_uid=given["job_uid"] or "",
-        **more,
+        cache=_parse_place("--cache", parameters["cache"]),
+        config_map=config_map,
+        fuse_resource=parameters["fuse_resource"] or "",
+        pull_policy=parameters["image_pull_policy"] or "",
+        job_uid=parameters["job_uid"] or "",
+        **image,
     )
 
 
-def _place(option: str, text: str | None) -> Place | None:
+def _parse_place(option: str, text: str | None) -> Place | None:
+    """Parse pvc:CLAIM or host:/DIRECTORY, the value of `option`. Raises UsageError."""
     from bootseer.kubernetes.options import Place
 
     if not text:
@@ -250,18 +252,19 @@ def _check_object_name(option: str, text: str, name: str) -> None:
         )
 
 
-def _explain(result: Injected, *, as_json: bool) -> None:
+def _print_explanation(result: Injected, *, as_json: bool) -> None:
     import dataclasses
 
     if as_json:
-        told = {
-            "changes": [dataclasses.asdict(change) for change in result.changes],
-            "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
-            "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
-            "unmeasured": [dataclasses.asdict(left) for left in result.unmeasured],
-            "unknown": [dataclasses.asdict(noted) for noted in result.unknown],
-        }
-        click.echo(json.dumps(told, indent=1))
+        echo_json(
+            {
+                "changes": [dataclasses.asdict(change) for change in result.changes],
+                "refusals": [dataclasses.asdict(refusal) for refusal in result.refusals],
+                "passed_over": [dataclasses.asdict(passed) for passed in result.passed_over],
+                "unmeasured": [dataclasses.asdict(left) for left in result.unmeasured],
+                "unknown": [dataclasses.asdict(noted) for noted in result.unknown],
+            }
+        )
         return
     for change in result.changes:
         click.echo(f"line {change.line}: {change.pod}: {change.what}\n    {change.why}")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import click
 
-from bootseer.cli.kubernetes.inject import file_option, output_option, read, write
+from bootseer.cli.kubernetes.inject import (
+    file_option,
+    output_option,
+    read_manifest,
+    write_manifest,
+)
 
 
 @click.command(
@@ -19,6 +24,6 @@ from bootseer.cli.kubernetes.inject import file_option, output_option, read, wri
 def command(path: str, output: str | None) -> int:
     from bootseer.kubernetes import manifest_text, uninject
 
-    data, name = read(path)
-    write(uninject.uninject(manifest_text.decode(data, name)), output)
+    data, name = read_manifest(path)
+    write_manifest(uninject.uninject(manifest_text.decode(data, name)), output)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bootseer.cli.shared.options import echo_json, json_option
 from bootseer.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _store_option = click.option(
     help="Where the history lives (in DIR/history); default: beside the events, in "
     "~/.local/state/bootseer.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -43,7 +42,7 @@ def command() -> None:
     help="Events to read when no PATH is given; default: where `run` writes them.",
 )
 @_store_option
-@_json_option
+@json_option
 def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: bool) -> None:
     """Add every start found in event files or directories; what is there already stays."""
     from bootseer.events.writer import default_directory
@@ -51,9 +50,9 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
     from bootseer.profiler.history import store as history_store
     from bootseer.profiler.report.load import load
 
-    wanted: Sequence[str] = paths or (events or default_directory(),)
-    directory = _store(store)
-    loaded = load.load(wanted)
+    sources: Sequence[str] = paths or (events or default_directory(),)
+    directory = _store_directory(store)
+    loaded = load.load(sources)
     results = []
     newer: history_store.NewerRecordError | None = None
     for start in loaded.starts:
@@ -66,11 +65,12 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
     for problem in loaded.problems:
         click.echo(f"bootseer: {problem.file}: {problem.kind}: {problem.detail}", err=True)
     if as_json:
-        document = {
-            "store": history_store.directory_of(directory),
-            "starts": [{"trace_id": trace, "result": result} for trace, result in results],
-        }
-        click.echo(json.dumps(document, indent=1))
+        echo_json(
+            {
+                "store": history_store.directory_of(directory),
+                "starts": [{"trace_id": trace, "result": result} for trace, result in results],
+            }
+        )
     else:
         for trace, result in results:
             click.echo(f"{trace} {result}")
@@ -85,21 +85,21 @@ def add(paths: tuple[str, ...], events: str | None, store: str | None, as_json: 
     metavar="WHEN",
     help="Only starts from then on: an age (30d, 12h, 2w) or a date (2026-03-01, UTC).",
 )
-@_json_option
+@json_option
 def report(store: str | None, since: str | None, as_json: bool) -> None:
     """Report over all starts kept: GPU time lost, kinds, scale, and slow nodes."""
     from bootseer.profiler.history import analysis as history_analysis
     from bootseer.profiler.history import store as history_store
 
-    directory = _store(store)
+    directory = _store_directory(store)
     if store is not None and not os.path.isdir(directory):
         raise NotFoundError(f"no store at {directory}; check --store or BOOTSEER_STORE")
-    after_ns = _since(since)
+    since_ns = _parse_since(since)
     records, problems = history_store.read_all(directory)
-    kept: list[StartRecord] = [r for r in records if r.begin_unix_nano >= after_ns]
-    result = history_analysis.analyse(kept, problems)
+    recent: list[StartRecord] = [r for r in records if r.begin_unix_nano >= since_ns]
+    result = history_analysis.analyse(recent, problems)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1))
+        echo_json(result.to_json())
         return
     from rich.console import Console
 
@@ -108,14 +108,18 @@ def report(store: str | None, since: str | None, as_json: bool) -> None:
     history_render.render(result, Console())
 
 
-def _store(store: str | None) -> str:
+def _store_directory(store: str | None) -> str:
+    """Return the directory of `--store`, or without it the one that holds the default events."""
     from bootseer.events.writer import default_directory
 
     return store or os.path.dirname(default_directory())
 
 
-def _since(text: str | None) -> int:
-    """The moment that `--since` names, in nanoseconds; 0 without it. Raises UsageError."""
+def _parse_since(text: str | None) -> int:
+    """Return the time of `--since` in nanoseconds since the epoch; 0 without it.
+
+    Raises UsageError.
+    """
     if text is None:
         return 0
     age = _AGE.fullmatch(text.strip())

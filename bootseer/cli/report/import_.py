@@ -1,4 +1,4 @@
-"""`bootseer import`: logs and cluster records that were kept, turned into events."""
+"""`bootseer import`: turn kept logs and cluster records into events."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ from bootseer.cli.shared import inputs
 from bootseer.cli.shared.lazy_group import LazyGroup
 from bootseer.errors import NoSpaceError, NotFoundError, UsageError, from_os_error
 from bootseer.profiler.collect import kubernetes_events
-from bootseer.profiler.collect.log_rules import (
-    engine as logengine,
-)
-from bootseer.profiler.collect.log_rules import (
-    lines as loglines,
-)
-from bootseer.profiler.collect.log_rules import (
-    matcher_process,
-)
-from bootseer.profiler.collect.log_rules import (
-    rules as logrules,
-)
+from bootseer.profiler.collect.log_rules import engine as logengine
+from bootseer.profiler.collect.log_rules import lines as loglines
+from bootseer.profiler.collect.log_rules import matcher_process
+from bootseer.profiler.collect.log_rules import rules as logrules
 
 READ_BYTES = 1 << 20
 
@@ -39,8 +31,10 @@ events_option = click.option(
     envvar="BOOTSEER_EVENTS",
     help="Directory of event files (default: bootseer's own under the XDG state directory).",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-uid_option = click.option(
+summary_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print a summary as JSON."
+)
+job_uid_option = click.option(
     "--job-uid", help="The job's uid; events join those that its processes wrote under it."
 )
 
@@ -60,8 +54,10 @@ def command() -> None:
     """Turn logs and cluster records into events."""
 
 
-def _open(directory: str | None, resource: dict[str, Any], trace_id: str | None) -> events.Writer:
-    """A writer that must work: an import has no other purpose."""
+def _open_writer(
+    directory: str | None, resource: dict[str, Any], trace_id: str | None
+) -> events.Writer:
+    """Open an event writer. Raises BootseerError if the events cannot be written."""
     target = directory or events.default_directory()
     try:
         return events.Writer(target, resource, trace_id)
@@ -70,15 +66,16 @@ def _open(directory: str | None, resource: dict[str, Any], trace_id: str | None)
 
 
 @contextlib.contextmanager
-def writing(
+def open_checked_writer(
     directory: str | None, resource: dict[str, Any], trace_id: str | None
 ) -> Iterator[tuple[events.Writer, Counter[str]]]:
-    """A writer and a count of what is written, checked against the file at the end.
+    """Open an event writer, and yield it with a count that the block adds its events to.
 
-    The writer itself swallows every fault, for the sake of jobs; an import must not.
+    The writer ignores write errors, so as not to disturb jobs. So at the end the count is compared
+    with the lines of the file; NoSpaceError is raised if some are missing.
     """
     counts: Counter[str] = Counter()
-    with _open(directory, resource, trace_id) as writer:
+    with _open_writer(directory, resource, trace_id) as writer:
         yield writer, counts
     with open(writer.path, "rb") as stream:
         lines = sum(1 for _ in stream)
@@ -89,7 +86,8 @@ def writing(
         )
 
 
-def trace_of(job_uid: str | None, attempt: int) -> str | None:
+def trace_id_of(job_uid: str | None, attempt: int) -> str | None:
+    """Return the trace id under which a job's processes write events; None without a job uid."""
     if not job_uid:
         return None
     environ = {"BOOTSEER_JOB_UID": job_uid, "BOOTSEER_ATTEMPT": str(attempt)}
@@ -97,14 +95,15 @@ def trace_of(job_uid: str | None, attempt: int) -> str | None:
 
 
 def print_summary(summary: dict[str, Any], text: str, as_json: bool) -> None:
+    """Print `summary` as JSON, or else `text`."""
     click.echo(json.dumps(summary, indent=1) if as_json else text)
 
 
 @click.command(name="k8s")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@uid_option
+@job_uid_option
 @events_option
-@json_option
+@summary_json_option
 def k8s_command(
     files: tuple[str, ...], job_uid: str | None, directory: str | None, as_json: bool
 ) -> None:
@@ -113,15 +112,15 @@ def k8s_command(
     Writes one event file a pod: queue, schedule, image.pull, container.start. What the records
     do not show is marked as not observed.
     """
-    items = [item for name in files for item in kubernetes_events.parse(_read(name), name)]
+    items = [item for name in files for item in kubernetes_events.parse(_read_text(name), name)]
     pods = kubernetes_events.pods(items, job_uid)
     if not pods:
         raise UsageError(
             f"{', '.join(files)}: no pod in it; use `kubectl get pods,events,jobs -o json`"
         )
     for pod in pods:
-        trace_id = trace_of(pod.job_uid, pod.attempt)
-        with writing(directory, pod.resource, trace_id) as (writer, counts):
+        trace_id = trace_id_of(pod.job_uid, pod.attempt)
+        with open_checked_writer(directory, pod.resource, trace_id) as (writer, counts):
             _write_pod(writer, pod)
             counts["events"] = sum(1 if span.point else 2 for span in pod.spans)
             counts["marker"] = 1 if pod.not_observed else 0
@@ -130,9 +129,9 @@ def k8s_command(
             {
                 "pod": pod.name,
                 "job_uid": pod.job_uid,
-                "trace_id": trace_of(pod.job_uid, pod.attempt),
+                "trace_id": trace_id_of(pod.job_uid, pod.attempt),
                 "phases": dict(Counter(span.name for span in pod.spans)),
-                "errors": sorted({span.attributes["error.type"] for span in _failed(pod)}),
+                "errors": sorted({span.attributes["error.type"] for span in _failed_spans(pod)}),
                 "not_observed": pod.not_observed,
             }
             for pod in pods
@@ -147,15 +146,16 @@ def k8s_command(
     print_summary(summary, "\n".join(lines), as_json)
 
 
-def _failed(pod: kubernetes_events.Pod) -> list[kubernetes_events.Span]:
+def _failed_spans(pod: kubernetes_events.Pod) -> list[kubernetes_events.Span]:
     return [span for span in pod.spans if span.status == "error"]
 
 
-def _read(name: str) -> str:
+def _read_text(name: str) -> str:
+    """Read a file, or standard input for `-`. Raises UsageError if it is not UTF-8."""
     try:
         with contextlib.ExitStack() as stack:
-            given = inputs.standard_input() if name == "-" else None
-            stream = given or stack.enter_context(open(name, "rb", opener=inputs.opener))
+            stdin = inputs.standard_input() if name == "-" else None
+            stream = stdin or stack.enter_context(open(name, "rb", opener=inputs.open_input))
             return stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name}: is not UTF-8 text; kubectl's JSON output is") from error
@@ -164,13 +164,12 @@ def _read(name: str) -> str:
 
 
 def write_spans(writer: events.Writer, spans: Iterable[kubernetes_events.Span]) -> None:
-    """Write phases and points that are over, with their own times."""
+    """Write phases and points that are over, with the times that they carry."""
     for span in spans:
         if span.point:
             writer.point(span.name, span.status, span.attributes, None, span.begin_ns, None)
         else:
-            begin = span.attributes
-            span_id = writer.begin(span.name, begin, None, span.begin_ns, None)
+            span_id = writer.begin(span.name, span.attributes, None, span.begin_ns, None)
             writer.end(span_id, span.name, span.status, span.attributes, span.end_ns, None)
 
 
@@ -192,12 +191,12 @@ def _write_pod(writer: events.Writer, pod: kubernetes_events.Pod) -> None:
     metavar="FILE|NAME",
     help="A rule file, or a shipped set by its name; may be repeated.",
 )
-@uid_option
+@job_uid_option
 @click.option("--attempt", type=click.IntRange(min=0), default=0, help="The job's attempt.")
 @click.option("--node", help="Name of the node that the logs are from.")
 @click.option("--rank", type=click.IntRange(min=0), help="Rank of the process that wrote them.")
 @events_option
-@json_option
+@summary_json_option
 def log_command(
     logs: tuple[str, ...],
     rule_files: tuple[str, ...],
@@ -213,10 +212,10 @@ def log_command(
     Each log becomes one event file. Without --job-uid all logs of one call share a new trace.
     """
     rules = load_rules(rule_files)
-    trace_id = trace_of(job_uid, attempt) or os.urandom(16).hex()
+    trace_id = trace_id_of(job_uid, attempt) or os.urandom(16).hex()
     resource: dict[str, Any] = {"service.name": "bootseer-import", "bootseer.attempt": attempt}
-    given = {"bootseer.job_uid": job_uid, "host.name": node, "k8s.node.name": node}
-    resource.update({key: value for key, value in given.items() if value})
+    optional = {"bootseer.job_uid": job_uid, "host.name": node, "k8s.node.name": node}
+    resource.update({key: value for key, value in optional.items() if value})
     if rank is not None:
         resource["bootseer.rank"] = rank
     results = []
@@ -224,23 +223,23 @@ def log_command(
         for name in logs:
             with _open_log(name) as stream:
                 engine = logengine.Engine(
-                    rules, live=False, near_ns=_changed_ns(stream), search=limit.search
+                    rules, live=False, near_ns=_modified_ns(stream), search=limit.search
                 )
-                found = _found(stream, engine)
-                first = next(found, None)
+                matches = _match_lines(stream, engine)
+                first = next(matches, None)
                 counts: Counter[str] = Counter()
-                if first is not None:
-                    with writing(directory, resource, trace_id) as (writer, counts):
+                if first is not None:  # a log without a match gets no event file
+                    with open_checked_writer(directory, resource, trace_id) as (writer, counts):
                         sink = matcher_process.Sink(writer)
-                        for one in itertools.chain([first], found):
-                            counts[f"{one.name} {one.kind}"] += 1
-                            sink.write([one])
+                        for match in itertools.chain([first], matches):
+                            counts[f"{match.name} {match.kind}"] += 1
+                            sink.write([match])
             result = {"log": name, "found": dict(counts), "undated": engine.undated}
             results.append({**result, "lines": engine.lines, "matched": engine.matched})
-    _report(results, trace_id, directory, as_json)
+    _print_log_summary(results, trace_id, directory, as_json)
 
 
-def _report(
+def _print_log_summary(
     results: list[dict[str, Any]], trace_id: str, directory: str | None, as_json: bool
 ) -> None:
     undated = sum(result["undated"] for result in results)
@@ -262,7 +261,10 @@ def _report(
 
 
 def load_rules(names: Iterable[str]) -> list[logrules.Rule]:
-    """Rules of all files, in order; raises UsageError, naming file, section, key and line."""
+    """Load the rules of all files or shipped sets, in order.
+
+    Raises NotFoundError, and UsageError that names file, section, key and line.
+    """
     rules: list[logrules.Rule] = []
     for name in names:
         try:
@@ -285,23 +287,25 @@ def _open_log(name: str) -> Iterator[IO[bytes]]:
         yield inputs.standard_input()
         return
     try:
-        stream = open(name, "rb", buffering=0, opener=inputs.opener)  # noqa: SIM115 - closed below
+        stream = open(name, "rb", buffering=0, opener=inputs.open_input)  # noqa: SIM115 - see below
     except OSError as error:
         raise from_os_error(error, f"read {name}") from error
     with stream:
         yield stream
 
 
-def _changed_ns(stream: IO[bytes]) -> int:
+def _modified_ns(stream: IO[bytes]) -> int:
+    """Return a log's modification time in nanoseconds; the current time if it has none."""
     try:
         return os.fstat(stream.fileno()).st_mtime_ns or time.time_ns()
     except OSError:
         return time.time_ns()
 
 
-def _found(stream: IO[bytes], engine: logengine.Engine) -> Iterator[logengine.PhaseEvent]:
+def _match_lines(stream: IO[bytes], engine: logengine.Engine) -> Iterator[logengine.PhaseEvent]:
+    """Pass a log's lines through the rules and yield what they match."""
     splitter = loglines.LineSplitter()
-    read = getattr(stream, "read1", stream.read)  # a pipe's lines as they come
+    read = getattr(stream, "read1", stream.read)  # does not wait for a pipe to fill the buffer
     while True:
         data = read(READ_BYTES)
         for line in splitter.feed(data) if data else splitter.flush():

@@ -1,4 +1,4 @@
-"""`bootseer import docker`: pull an image through Docker or Podman, and keep when what happened."""
+"""`bootseer import docker`: pull an image through Docker or Podman and time each layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import click
 from bootseer import events
 from bootseer.cli.report.import_ import (
     events_option,
-    json_option,
+    job_uid_option,
+    open_checked_writer,
     print_summary,
-    trace_of,
-    uid_option,
+    summary_json_option,
+    trace_id_of,
     write_spans,
-    writing,
 )
 from bootseer.errors import NotSupportedError, StoreUnavailableError
 from bootseer.profiler.collect import docker_pull
@@ -40,9 +40,9 @@ TIMEOUT_S = 3600
 @click.option(
     "--anew", is_flag=True, help="Remove this image first, so that its layers are pulled again."
 )
-@uid_option
+@job_uid_option
 @events_option
-@json_option
+@summary_json_option
 def docker_command(
     image: str,
     where: str | None,
@@ -60,8 +60,8 @@ def docker_command(
     """
     from bootseer.imageprefetch.image_build.docker_daemon import socket_path
 
-    place = f"unix://{socket_path(where or '')}" if "://" not in (where or "") else str(where)
-    times, end_ns = _pull(image, place, platform, anew)
+    url = f"unix://{socket_path(where or '')}" if "://" not in (where or "") else str(where)
+    times, end_ns = _pull_image(image, url, platform, anew)
     resource: dict[str, Any] = {
         "service.name": "bootseer-import",
         "bootseer.source": docker_pull.SOURCE,
@@ -71,7 +71,7 @@ def docker_command(
         resource["bootseer.job_uid"] = job_uid
     spans = times.spans(end_ns)
     marker = {"bootseer.source": "docker", "bootseer.not_observed": times.not_observed}
-    with writing(directory, resource, trace_of(job_uid, 0)) as (writer, counts):
+    with open_checked_writer(directory, resource, trace_id_of(job_uid, 0)) as (writer, counts):
         write_spans(writer, spans)
         counts["events"] = 2 * len(spans)
         if times.not_observed:
@@ -79,13 +79,13 @@ def docker_command(
             counts["marker"] = 1
     if times.error is not None:
         raise times.error
-    _tell(times, end_ns, directory, as_json)
+    _print_pull(times, end_ns, directory, as_json)
 
 
-def _pull(
-    image: str, place: str, platform: str | None, anew: bool
+def _pull_image(
+    image: str, url: str, platform: str | None, anew: bool
 ) -> tuple[docker_pull.PullTimes, int]:
-    """Pull, and what was seen of it with the time of its end."""
+    """Pull an image; return the times of its layers, and of the pull's end in nanoseconds."""
     try:
         import docker
         import docker.errors
@@ -94,24 +94,24 @@ def _pull(
         raise NotSupportedError(
             "pulling through Docker's API needs the `docker` package; install bootseer[docker]"
         ) from error
-    name, version = _split(image)
+    name, version = _split_reference(image)
     client = None
     try:
-        client = docker.APIClient(base_url=place, version="auto", timeout=TIMEOUT_S)
+        client = docker.APIClient(base_url=url, version="auto", timeout=TIMEOUT_S)
         if anew:
-            _remove(client, image)
+            _remove_image(client, image)
         times = docker_pull.PullTimes(image, time.time_ns())
-        for line in _lines(client, name, version, platform):
-            times.take(line, time.time_ns())
+        for message in _read_pull_messages(client, name, version, platform):
+            times.take(message, time.time_ns())
         end_ns = time.time_ns()
         if times.error is None:
-            times.digest = times.digest or _digest(client, image)
+            times.digest = times.digest or _read_digest(client, image)
         return times, end_ns
     except docker.errors.APIError as error:
         raise docker_pull.pull_error(str(error.explanation or error), image) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise StoreUnavailableError(
-            f"no container program answers at {place} ({type(error).__name__}); start it, or name"
+            f"no container program answers at {url} ({type(error).__name__}); start it, or name"
             " its socket by --socket"
         ) from error
     finally:
@@ -119,36 +119,37 @@ def _pull(
             client.close()
 
 
-def _lines(
+def _read_pull_messages(
     client: docker.APIClient, name: str, version: str, platform: str | None
 ) -> Iterator[dict[str, Any]]:
-    for line in client.pull(name, version, stream=True, decode=True, platform=platform):
-        if isinstance(line, dict):
-            yield line
+    """Pull an image and yield the API's progress messages."""
+    for message in client.pull(name, version, stream=True, decode=True, platform=platform):
+        if isinstance(message, dict):
+            yield message
 
 
-def _split(image: str) -> tuple[str, str]:
-    """An image's name and its tag or digest, as the API wants them; UsageError when it is none."""
+def _split_reference(image: str) -> tuple[str, str]:
+    """Return an image's name and its tag or digest. Raises UsageError for an invalid reference."""
     from bootseer.storage.oci.reference import parse_reference
 
     reference = parse_reference(image)
     return reference.place, reference.version
 
 
-def _remove(client: docker.APIClient, image: str) -> None:
-    """Remove an image; one that is not there is none to remove."""
+def _remove_image(client: docker.APIClient, image: str) -> None:
+    """Remove an image if it exists."""
     import docker.errors
 
     try:
         client.remove_image(image)
     except docker.errors.APIError as error:
-        # Podman answers 500 for what is not there.
+        # Podman answers 500 for an image that does not exist.
         if error.status_code != 404 and "not known" not in str(error.explanation):
             raise
 
 
-def _digest(client: docker.APIClient, image: str) -> str:
-    """The digest that the program keeps of an image; "" when it keeps none."""
+def _read_digest(client: docker.APIClient, image: str) -> str:
+    """Return the digest that the container program has for an image; "" if it has none."""
     import docker.errors
 
     try:
@@ -158,7 +159,9 @@ def _digest(client: docker.APIClient, image: str) -> str:
     return str(names[0]).partition("@")[2]
 
 
-def _tell(times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_json: bool) -> None:
+def _print_pull(
+    times: docker_pull.PullTimes, end_ns: int, directory: str | None, as_json: bool
+) -> None:
     seconds = (end_ns - times.begin_ns) / 1e9
     layers = [
         {

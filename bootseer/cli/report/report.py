@@ -1,4 +1,4 @@
-"""`bootseer report`: where a start's time went."""
+"""`bootseer report`: report where a start's time went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from bootseer import events
-from bootseer.cli.shared.outputs import file_to_replace
+from bootseer.cli.shared.outputs import resolve_output
 from bootseer.errors import NotFoundError, from_os_error
 from bootseer.profiler.render import json as render_json
 from bootseer.profiler.report import analysis
@@ -58,7 +58,7 @@ def command(
     --trace), and the others are listed; with --baseline all of them are compared.
     """
     with pause_garbage_collection():
-        loaded = load(paths or [_usual_place(events_path)])
+        loaded = load(paths or [_find_events(events_path)])
         before = load(baseline) if baseline else None
         report = analysis.analyse(loaded, trace_id=trace, baseline=before)
         if html:
@@ -78,20 +78,20 @@ def command(
                 write_atomic(chrome_trace, render_trace.render(prepared))
             if otlp:
                 write_atomic(otlp, render_otlp.render(prepared))
-        _show(report, as_json)
+        _print_report(report, as_json)
 
 
-def _usual_place(events_path: str | None) -> str:
-    """Where to look when nothing was named. Raises NotFoundError when nothing was ever run."""
-    place = events_path or events.default_directory()
-    if not os.path.exists(place):
+def _find_events(events_path: str | None) -> str:
+    """Return the path of the events if no PATH is given. Raises NotFoundError if there are none."""
+    path = events_path or events.default_directory()
+    if not os.path.exists(path):
         raise NotFoundError(
-            f"no events yet at {place}; measure a job with `bootseer run`, or name a PATH"
+            f"no events yet at {path}; measure a job with `bootseer run`, or name a PATH"
         )
-    return place
+    return path
 
 
-def _show(report: Report, as_json: bool) -> None:
+def _print_report(report: Report, as_json: bool) -> None:
     if as_json:
         click.echo(render_json.render(report), nl=False)
         return
@@ -103,13 +103,13 @@ def _show(report: Report, as_json: bool) -> None:
 
 
 def write_atomic(path: str, text: str) -> None:
-    """Write a file; readers see the old or the new.
+    """Write a file, so that readers see the old content or the new, never a part.
 
-    Characters that UTF-8 cannot hold (lone surrogates from foreign names) become `?`. Raises
-    BootseerError for what the operating system refuses.
+    Characters that UTF-8 cannot encode (lone surrogates in foreign names) become `?`. Raises
+    BootseerError if the file cannot be written.
     """
     try:
-        path, mode = file_to_replace(path)
+        path, mode = resolve_output(path)
         data = text.encode("utf-8", "replace")
         if mode is None:
             replace_file(path, data)

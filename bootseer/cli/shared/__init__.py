@@ -1,1 +1,1 @@
-"""What several commands have: options, sizes, progress, errors, lazy groups."""
+"""What several commands share: options, sizes, progress, error messages, lazy groups."""

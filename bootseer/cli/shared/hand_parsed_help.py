@@ -1,4 +1,4 @@
-"""Click's view of the commands that are parsed by hand: their help, and a hand-over."""
+"""Click commands for the commands that parse their own arguments: they only print the help."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import click
 
 
-def command_of(
+def make_command(
     name: str, summary: str, text: str, main: Callable[[Sequence[str]], int]
 ) -> click.Command:
-    """Return a click command that prints `text` as help and passes its words to `main`."""
+    """Return a click command that prints `text` as its help and passes its arguments to `main`."""
 
     class _HandParsed(click.Command):
         def get_help(self, ctx: click.Context) -> str:

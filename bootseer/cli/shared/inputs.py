@@ -1,4 +1,4 @@
-"""Opening what a user names as input: a file, or a pipe by its path."""
+"""Opening an input that the user names: a file, a pipe by its path, or standard input."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from bootseer.system.regular_files import irregularity, open_to_read
 
 
 def standard_input() -> BinaryIO:
-    """The bytes of standard input; UsageError where the caller closed it."""
+    """Return standard input as a binary stream. Raises UsageError if it is closed."""
     if sys.stdin is None:  # as `<&-` leaves it
         raise UsageError("cannot read standard input: it is closed; name a file, or give it one")
     return sys.stdin.buffer
 
 
-def opener(path: str, flags: int) -> int:
-    """The `opener` of `open(path, "rb")`; a FIFO is opened as ever, and waited for.
+def open_input(path: str, flags: int) -> int:
+    """Open `path` and return its descriptor: the `opener` of `open(path, "rb", opener=...)`.
 
-    That is what a shell's `<(...)` and `/dev/stdin` behind a pipe are. The null device is empty.
-    Raises UsageError for another device, which may have no end, and for a socket, and OSError.
+    A FIFO, such as a shell's `<(...)` or `/dev/stdin` in a pipeline, is opened as usual and may
+    block until it has a writer. The null device reads as empty. Raises OSError, and UsageError
+    for a socket and for any other device, which may have no end.
     """
-    found = os.stat(path)
-    if stat.S_ISFIFO(found.st_mode) or _is_null_device(found):
+    status = os.stat(path)
+    if stat.S_ISFIFO(status.st_mode) or _is_null_device(status):
         return os.open(path, flags)
-    kind = irregularity(found.st_mode)
+    kind = irregularity(status.st_mode)
     if kind:
         raise UsageError(f"cannot read {path}: it is {kind}; name a file, a pipe, or - for stdin")
     return open_to_read(path)
 
 
-def _is_null_device(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
+def _is_null_device(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev

@@ -1,4 +1,4 @@
-"""A click group that imports a command when that command is used."""
+"""A click group that imports a command's module only when that command is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Knows its commands' names and help without importing them.
+    """A group that lists its commands and their one-line help without importing them.
 
     `commands_in` maps a command to (module of `bootseer.cli`, one-line help); `attribute` names
     the click command in that module, with `{}` for the command's own name.
@@ -34,32 +34,32 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         module = importlib.import_module(f"bootseer.cli.{entry[0]}")
-        found = getattr(module, self._attribute.format(cmd_name))
-        assert isinstance(found, click.Command)
+        command = getattr(module, self._attribute.format(cmd_name))
+        assert isinstance(command, click.Command)
         if ctx.auto_envvar_prefix is not None:
-            _name_variables(found, _variable(ctx.auto_envvar_prefix, cmd_name))
-        return found
+            _add_environment_variables(command, _variable_name(ctx.auto_envvar_prefix, cmd_name))
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._commands_in.items()])
 
 
-def _name_variables(command: click.Command, prefix: str) -> None:
-    """Let options be given in the environment by their own words.
+def _add_environment_variables(command: click.Command, prefix: str) -> None:
+    """Let each option be set by an environment variable that is named after the option.
 
-    click takes the name of the parameter, which is often another (`--json` is `as_json`); that
-    variable is still taken.
+    click derives the variable from the parameter's name, which often differs from the option's
+    (`--json` is `as_json`); that variable still works.
     """
     for option in command.params:
         word = max((o for o in option.opts if o.startswith("--")), key=len, default="")
         if word and option.name and option.envvar is None:
-            names = (_variable(prefix, word.lstrip("-")), _variable(prefix, option.name))
+            names = (_variable_name(prefix, word.lstrip("-")), _variable_name(prefix, option.name))
             option.envvar = list(dict.fromkeys(names))
-    if isinstance(command, click.Group):  # one that knows its commands; ours look for themselves
-        for name, each in command.commands.items():
-            _name_variables(each, _variable(prefix, name))
+    if isinstance(command, click.Group):  # a LazyGroup has none here: its get_command does this
+        for name, subcommand in command.commands.items():
+            _add_environment_variables(subcommand, _variable_name(prefix, name))
 
 
-def _variable(prefix: str, word: str) -> str:
+def _variable_name(prefix: str, word: str) -> str:
     return f"{prefix}_{word}".replace("-", "_").upper()

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what is made of them."""
+"""Options that several commands have, and the settings made from them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """What `click.option` makes."""
+    """A decorator as `click.option` returns it."""
 
     def __call__(self, function: F, /) -> F: ...
 
 
-def together(*options: Decorator) -> Decorator:
-    """Several options as one, in the order of the command's help."""
+def combine_options(*options: Decorator) -> Decorator:
+    """Return one decorator that adds several options, in the order in which help shows them."""
 
     def decorate(function: F, /) -> F:
         for option in reversed(options):
@@ -31,7 +31,7 @@ def together(*options: Decorator) -> Decorator:
     return decorate
 
 
-store_options = together(
+store_options = combine_options(
     click.option(
         "--user",
         envvar="BOOTSEER_STORE_USER",
@@ -86,22 +86,23 @@ store_options = together(
         help="Where an http(s) store may redirect to; outward: to no more private an address.",
     ),
 )
-"""How the store is reached; `options_of` makes StoreOptions of what they give."""
+"""How the store is reached; `take_store_options` turns their values into StoreOptions."""
 
 
-def options_of(given: dict[str, Any]) -> StoreOptions:
-    """Take the options of `store_options` out of a command's, as StoreOptions."""
+def take_store_options(parameters: dict[str, Any]) -> StoreOptions:
+    """Remove the values of `store_options` from a command's parameters; return StoreOptions."""
     from bootseer.storage.options import StoreOptions
 
-    known = {field.name for field in dataclasses.fields(StoreOptions)}
-    return StoreOptions(**{name: given.pop(name) for name in list(given) if name in known})
+    names = {field.name for field in dataclasses.fields(StoreOptions)}
+    values = {name: parameters.pop(name) for name in list(parameters) if name in names}
+    return StoreOptions(**values)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def echo_json(body: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     import json
 
     click.echo(json.dumps(body, indent=1))

@@ -1,4 +1,4 @@
-"""Where what a user names as output is written: a file, in place of one that is there."""
+"""Checking an output file that the user names, before it is written or replaced."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bootseer.errors import UsageError
 from bootseer.system.regular_files import irregularity
 
 
-def file_to_replace(path: str) -> tuple[str, int | None]:
-    """The path of a file to write, links followed, and its permission bits where it is there.
+def resolve_output(path: str) -> tuple[str, int | None]:
+    """Return the path to write, symbolic links followed, and an existing file's permission bits.
 
-    A file that takes another's place would take that of a device or a pipe as well, for root that
-    of /dev/null; and /dev/stdout may lead to a file that is appended to. Raises UsageError for
-    these, and OSError.
+    Replacing a file by a rename would also replace a device or a pipe, for root even /dev/null;
+    and /dev/stdout may lead to a file that is being appended to. Raises UsageError for these, and
+    OSError.
     """
     mode: int | None = None
     try:

@@ -1,4 +1,4 @@
-"""How far a transfer is, on standard error: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a transfer on standard error: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bootseer.cli.shared.size_text import shown
+from bootseer.cli.shared.size_text import format_size
 from bootseer.stripedfs.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-TELL_EVERY_S = 30.0
+REPORT_INTERVAL_S = 30.0
 
 
-class _Lines:
-    """`Progress` as lines of a log, which a transfer that ends soon has none of.
+class _LogLines:
+    """`Progress` as lines of a log; a transfer shorter than the interval prints none.
 
-    A thread tells them: a transfer that is slow, or hangs, would not do so itself.
+    A thread of its own prints them, so that a slow or hanging transfer is reported as well.
     """
 
     def __init__(self, title: str) -> None:
@@ -35,15 +35,15 @@ class _Lines:
         self._total = self._done = 0
         self._began_s = time.monotonic()
         self._ended = threading.Event()
-        self._teller = threading.Thread(target=self._tell, name="progress", daemon=True)
+        self._reporter = threading.Thread(target=self._report, name="progress", daemon=True)
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _LogLines:
         with suppress(RuntimeError):  # no thread can be started: no reason to end the transfer
-            self._teller.start()
+            self._reporter.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()  # nobody waits for it: who reads its lines may have stopped to
+        self._ended.set()  # without joining the thread: its write may block for ever
 
     def expect(self, size_bytes: int) -> None:
         with self._lock:
@@ -53,26 +53,26 @@ class _Lines:
         with self._lock:
             self._done += size_bytes
 
-    def _tell(self) -> None:
-        while not self._ended.wait(TELL_EVERY_S):
+    def _report(self) -> None:
+        while not self._ended.wait(REPORT_INTERVAL_S):
             with self._lock:
                 done, total = self._done, self._total
-            far = f"{shown(done)} of {shown(total)}" if total else "nothing yet"
-            after_s = time.monotonic() - self._began_s
-            if not _takes_a_line():
+            amount = f"{format_size(done)} of {format_size(total)}" if total else "nothing yet"
+            elapsed_s = time.monotonic() - self._began_s
+            if not _can_write_stderr():
                 continue
-            with suppress(OSError, ValueError):  # nobody reads it
-                click.echo(f"bootseer: {self._title}: {far}, for {after_s:.0f} s", err=True)
+            with suppress(OSError, ValueError):  # its reader was closed
+                click.echo(f"bootseer: {self._title}: {amount}, for {elapsed_s:.0f} s", err=True)
 
 
-def _takes_a_line() -> bool:
-    """Whether standard error takes a line at once.
+def _can_write_stderr() -> bool:
+    """Whether a line can be written to standard error without blocking.
 
-    A write to a pipe that nobody reads would wait, and the command's end with it.
+    A write to a full pipe would block, and with it the end of the command.
     """
     try:
         descriptor = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # none, or no file
+    except (AttributeError, OSError, ValueError):  # no stream, or not a file
         return sys.stderr is not None
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -80,7 +80,7 @@ def _takes_a_line() -> bool:
 
 
 class _Bar:
-    """`Progress` shown by rich, which takes calls from any thread."""
+    """`Progress` as a bar of rich, which can be updated from any thread."""
 
     def __init__(self, bars: Bars, task: TaskID) -> None:
         self._bars, self._task = bars, task
@@ -94,19 +94,19 @@ class _Bar:
         self._bars.update(self._task, advance=size_bytes)
 
 
-def has_bar() -> bool:
-    """Whether `bar` shows one."""
+def is_bar_shown() -> bool:
+    """Whether `show_progress` draws a bar: standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Progress]:
-    """Show how far the block inside is: by a bar on a terminal, else a line every half minute."""
-    if not has_bar():
+def show_progress(title: str) -> Iterator[Progress]:
+    """Show the progress of the block inside: a bar on a terminal, else a line each 30 seconds."""
+    if not is_bar_shown():
         if sys.stderr is None:
             yield SILENT
             return
-        with _Lines(title) as lines:
+        with _LogLines(title) as lines:
             yield lines
         return
     from rich.console import Console

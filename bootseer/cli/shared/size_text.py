@@ -1,10 +1,10 @@
-"""Sizes as they are printed. Knows no click."""
+"""Sizes as they are printed. Does not import click."""
 
 from __future__ import annotations
 
 
-def shown(size_bytes: int) -> str:
-    """Bytes with a unit, powers of 1024, three digits or so."""
+def format_size(size_bytes: int) -> str:
+    """Return a size in bytes as a number with a binary unit, such as "1.5 MiB"."""
     amount = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1023.95:

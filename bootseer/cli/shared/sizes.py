@@ -6,16 +6,16 @@ import re
 
 import click
 
-from bootseer.cli.shared.size_text import shown
+from bootseer.cli.shared.size_text import format_size
 
-__all__ = ["parsed", "shown"]
+__all__ = ["format_size", "parse_size"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
 
 
-def parsed(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    """A click callback: the bytes that a text means; units are powers of 1024, however written."""
+def parse_size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes of a size: a click callback. `MB`, `MiB` and `M` all mean 1024 * 1024."""
     if text is None:
         return None
     match = _SIZE.match(text.strip())

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bootseer.cli.shared.options import options_of, store_options
+from bootseer.cli.shared.options import store_options, take_store_options
 from bootseer.cli.stripe.group import jobs_option
 from bootseer.errors import UsageError
 from bootseer.system.regular_files import write_fully
@@ -19,7 +19,7 @@ CLOSED_PIPE = 128 + 13
 @jobs_option("Requests at once. Default: what the store is read fastest with, up to 32.")
 @store_options
 @click.argument("url")
-def command(url: str, jobs: int | None, **store: Any) -> int:
+def command(url: str, jobs: int | None, **store_parameters: Any) -> int:
     """Write the file URL, striped or plain, to standard output, verified and in order.
 
     URL may also name a file within a directory checkpoint.
@@ -28,18 +28,18 @@ def command(url: str, jobs: int | None, **store: Any) -> int:
     from bootseer.stripedfs.read.cat import stream_file
     from bootseer.stripedfs.read.open import locate, open_file
 
-    if sys.stdout is None:  # and its number may be some other file's
+    if sys.stdout is None:  # its descriptor may be another file's by now
         raise UsageError("standard output is closed; redirect it to where the file shall go")
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
-    opened, found = locate(url, options_of(store))
+    store, entry = locate(url, take_store_options(store_parameters))
     try:
-        source = open_file(opened, found)
+        source = open_file(store, entry)
         sys.stdout.flush()
         with Fetcher(settings) as fetcher:
             for piece in stream_file(source, fetcher):
                 write_fully(sys.stdout.fileno(), piece)
     except BrokenPipeError:
-        return CLOSED_PIPE  # whoever reads has enough: no fault, so no message
+        return CLOSED_PIPE  # the reader has enough: not a fault, so there is no message
     finally:
-        opened.close()
+        store.close()
     return 0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
-from bootseer.cli.stripe.ls import printable
+from bootseer.cli.shared.options import echo_json, json_option, store_options, take_store_options
+from bootseer.cli.stripe.ls import escape_unprintable
 from bootseer.errors import BootseerError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @store_options
 @json_option
 @click.argument("url")
-def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) -> int:
+def command(url: str, grace: float, dry_run: bool, as_json: bool, **store_parameters: Any) -> int:
     """Remove the versions that URL no longer points to, and what killed writers left.
 
     URL is a checkpoint, or a folder of which every checkpoint is looked at. One that cannot be
@@ -40,37 +40,38 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store: Any) 
     from bootseer.stripedfs.format.pointer import checkpoint_folder
     from bootseer.stripedfs.write.gc import collect_garbage, collect_temporaries, find_checkpoints
 
-    options = options_of(store)
+    options = take_store_options(store_parameters)
     try:
-        opened, name = open_object(url, options)
+        store, name = open_object(url, options)
     except UsageError:
-        opened, name = open_store(url, options), ""
+        store, name = open_store(url, options), ""
     removed: list[Removed] = []
     code = 0
 
-    def take(found: Iterator[Removed]) -> None:
-        for gone in found:
-            removed.append(gone)
+    def remove_all(entries: Iterator[Removed]) -> None:
+        for entry in entries:  # the iterator removes an entry, then yields it
+            removed.append(entry)
             if not as_json:
-                would = "would be removed" if dry_run else "removed"
-                click.echo(f"{gone.name}: {gone.reason}, unused for {gone.age_s:.0f} s, {would}")
+                result = "would be removed" if dry_run else "removed"
+                age = f"unused for {entry.age_s:.0f} s"
+                click.echo(f"{entry.name}: {entry.reason}, {age}, {result}")
 
     try:
-        below = find_checkpoints(opened, name)
-        for each in below:
+        names = find_checkpoints(store, name)
+        for checkpoint in names:
             try:
-                take(collect_garbage(opened, each, grace_s=grace, dry_run=dry_run))
-            except BootseerError as error:  # the others can be collected still
-                if error.retryable or len(below) == 1:
+                remove_all(collect_garbage(store, checkpoint, grace_s=grace, dry_run=dry_run))
+            except BootseerError as error:  # the other checkpoints can still be collected
+                if error.retryable or len(names) == 1:
                     raise
                 code = code or error.exit_code
-                click.echo(f"bootseer: {printable(f'{each}: {error}')}", err=True)
-        if below != [checkpoint_folder(name) if name else ""]:
-            take(collect_temporaries(opened, name, grace_s=grace, dry_run=dry_run))
+                click.echo(f"bootseer: {escape_unprintable(f'{checkpoint}: {error}')}", err=True)
+        if names != [checkpoint_folder(name) if name else ""]:
+            remove_all(collect_temporaries(store, name, grace_s=grace, dry_run=dry_run))
     finally:
-        opened.close()
+        store.close()
     if as_json:
-        echo_json([dataclasses.asdict(gone) for gone in removed])
+        echo_json([dataclasses.asdict(entry) for entry in removed])
     elif not removed:
         click.echo("nothing to remove")
     return code

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bootseer.cli.shared import progress, sizes
-from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.shared.options import echo_json, json_option, store_options, take_store_options
 from bootseer.cli.stripe.group import jobs_option, resume_option
 
 
@@ -19,7 +19,12 @@ from bootseer.cli.stripe.group import jobs_option, resume_option
 @click.argument("url")
 @click.argument("destination", metavar="DST", type=click.Path())
 def command(
-    url: str, destination: str, jobs: int | None, resume: bool, as_json: bool, **store: Any
+    url: str,
+    destination: str,
+    jobs: int | None,
+    resume: bool,
+    as_json: bool,
+    **store_parameters: Any,
 ) -> int:
     """Fetch the checkpoint or plain file URL into DST, verified.
 
@@ -30,16 +35,16 @@ def command(
     from bootseer.stripedfs.read.get import get_from_store
     from bootseer.stripedfs.read.open import locate
 
-    options = options_of(store)
+    options = take_store_options(store_parameters)
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
-    opened, found = locate(url, options)
+    store, entry = locate(url, options)
     try:
-        with Fetcher(settings) as fetcher, progress.bar(found.name) as shown:
+        with Fetcher(settings) as fetcher, progress.show_progress(entry.name) as meter:
             report = get_from_store(
-                opened, found, destination, fetcher, resume=resume, progress=shown
+                store, entry, destination, fetcher, resume=resume, progress=meter
             )
     finally:
-        opened.close()
+        store.close()
     if as_json:
         echo_json(
             {
@@ -50,7 +55,7 @@ def command(
             }
         )
         return 0
-    kept = f", {sizes.shown(report.kept_bytes)} kept" if report.kept_bytes else ""
+    kept = f", {sizes.format_size(report.kept_bytes)} kept" if report.kept_bytes else ""
     files = f", {report.files} files" if report.files != 1 else ""
-    click.echo(f"{report.path}: {sizes.shown(report.size_bytes)}{files}{kept}")
+    click.echo(f"{report.path}: {sizes.format_size(report.size_bytes)}{files}{kept}")
     return 0

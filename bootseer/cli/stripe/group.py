@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
-
 import click
 
 from bootseer.cli.shared.lazy_group import LazyGroup
-
-if TYPE_CHECKING:
-    pass
-
-F = TypeVar("F", bound=Callable[..., Any])
+from bootseer.cli.shared.options import Decorator
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "put": ("stripe.put", "Store a file or directory as a striped checkpoint."),
@@ -35,10 +28,11 @@ def command() -> None:
     """
 
 
-def jobs_option(text: str) -> Callable[[F], F]:
-    """`--jobs`, with what they are."""
+def jobs_option(text: str) -> Decorator:
+    """Return the option `--jobs` with `text` as its help."""
     return click.option("--jobs", type=click.IntRange(1, 256), default=None, metavar="N", help=text)
 
 
-def resume_option(text: str) -> Callable[[F], F]:
+def resume_option(text: str) -> Decorator:
+    """Return the option `--resume/--no-resume` with `text` as its help."""
     return click.option("--resume/--no-resume", default=True, show_default=True, help=text)

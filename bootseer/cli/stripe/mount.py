@@ -1,4 +1,4 @@
-"""`bootseer stripe mount`: checkpoints of a store as a directory."""
+"""`bootseer stripe mount`: mount checkpoints of a store as a directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from bootseer.cli.shared import sizes
-from bootseer.cli.shared.options import options_of, store_options
+from bootseer.cli.shared.options import store_options, take_store_options
 
 
 @click.command(
@@ -34,7 +34,7 @@ from bootseer.cli.shared.options import options_of, store_options
 )
 @click.option(
     "--cache-limit",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     metavar="SIZE",
     default="64GiB",
     show_default=True,
@@ -42,7 +42,7 @@ from bootseer.cli.shared.options import options_of, store_options
 )
 @click.option(
     "--memory",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     metavar="SIZE",
     default="432MiB",
     show_default=True,
@@ -99,7 +99,7 @@ def command(
     backend: str,
     for_pid: int | None,
     log_file: str | None,
-    **store: Any,
+    **store_parameters: Any,
 ) -> None:
     from bootseer.stripedfs.mount import background_log, mount
     from bootseer.stripedfs.mount import settings as mountsettings
@@ -107,7 +107,7 @@ def command(
     settings = mountsettings.MountSettings(
         url=url,
         mountpoint=directory,
-        options=options_of(store),
+        options=take_store_options(store_parameters),
         writable=not read_only,
         direct_bytes=mountsettings.NEVER_DIRECT if buffered else mountsettings.DIRECT_BYTES,
         allow_other=allow_other,

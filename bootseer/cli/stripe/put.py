@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli.shared import progress, sizes
-from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.shared.options import echo_json, json_option, store_options, take_store_options
 from bootseer.cli.stripe.group import jobs_option, resume_option
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--chunk",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     default="4MiB",
     show_default=True,
     metavar="SIZE",
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--block",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     default=None,
     metavar="SIZE",
     help="The store's block size, a multiple of the chunk. Default: the store's own.",
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 @click.argument("source", type=click.Path(readable=False))
 @click.argument("url")
 def command(
-    source: str, url: str, resume: bool, follow_links: bool, as_json: bool, **given: Any
+    source: str, url: str, resume: bool, follow_links: bool, as_json: bool, **parameters: Any
 ) -> int:
     """Store the file or directory SOURCE as the checkpoint URL.
 
@@ -82,38 +82,39 @@ def command(
     from bootseer.storage.open import open_object
     from bootseer.stripedfs.write.put import put_into
 
-    opened, name = open_object(url, options_of(given))
+    store, name = open_object(url, take_store_options(parameters))
     try:
-        with progress.bar(os.path.basename(source.rstrip("/")) or source) as shown:
+        title = os.path.basename(source.rstrip("/")) or source
+        with progress.show_progress(title) as meter:
             report = put_into(
-                opened,
+                store,
                 name,
                 source,
-                settings=_settings(given),
+                settings=_make_settings(parameters),
                 resume=resume,
                 follow_links=follow_links,
-                progress=shown,
+                progress=meter,
             )
     finally:
-        opened.close()
-    _show(report, as_json=as_json)
+        store.close()
+    _print_report(report, as_json=as_json)
     return 0
 
 
-def _settings(given: dict[str, Any]) -> WriteSettings:
+def _make_settings(parameters: dict[str, Any]) -> WriteSettings:
     from bootseer.stripedfs.write.write_settings import WriteSettings
 
     return WriteSettings(
-        width=given["width"] or 0,
-        chunk_bytes=given["chunk"],
-        replication=given["replication"] or 0,
-        block_bytes=given["block"] or 0,
-        placement=given["placement"],
-        jobs=given["jobs"] or 0,
+        width=parameters["width"] or 0,
+        chunk_bytes=parameters["chunk"],
+        replication=parameters["replication"] or 0,
+        block_bytes=parameters["block"] or 0,
+        placement=parameters["placement"],
+        jobs=parameters["jobs"] or 0,
     )
 
 
-def _show(report: PutReport, *, as_json: bool) -> None:
+def _print_report(report: PutReport, *, as_json: bool) -> None:
     pointer = report.version.pointer
     if as_json:
         echo_json(
@@ -130,6 +131,6 @@ def _show(report: PutReport, *, as_json: bool) -> None:
         )
         return
     files = "" if pointer.kind == "file" else f", {report.files} files"
-    kept = f", {sizes.shown(report.kept_bytes)} kept" if report.kept_bytes else ""
-    stored = f"{sizes.shown(report.size_bytes)}{files}{kept}"
+    kept = f", {sizes.format_size(report.kept_bytes)} kept" if report.kept_bytes else ""
+    stored = f"{sizes.format_size(report.size_bytes)}{files}{kept}"
     click.echo(f"{report.version.folder}: {stored}")

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from bootseer.cli.shared.options import options_of, store_options
+from bootseer.cli.shared.options import store_options, take_store_options
 
 
 @click.command("rm")
 @click.option("--force", is_flag=True, help="Even while somebody is writing it.")
 @store_options
 @click.argument("url")
-def command(url: str, force: bool, **store: Any) -> int:
+def command(url: str, force: bool, **store_parameters: Any) -> int:
     """Remove the striped checkpoint URL with all its versions.
 
     Readers that have it open lose it. A plain file is never removed.
@@ -21,9 +21,9 @@ def command(url: str, force: bool, **store: Any) -> int:
     from bootseer.storage.open import open_object
     from bootseer.stripedfs.write.gc import remove_checkpoint
 
-    opened, name = open_object(url, options_of(store))
+    store, name = open_object(url, take_store_options(store_parameters))
     try:
-        click.echo(f"{remove_checkpoint(opened, name, force=force)}: removed")
+        click.echo(f"{remove_checkpoint(store, name, force=force)}: removed")
     finally:
-        opened.close()
+        store.close()
     return 0

@@ -1,4 +1,4 @@
-"""`bootseer stripe umount`: end a mount."""
+"""`bootseer stripe umount`: unmount checkpoints."""
 
 from __future__ import annotations
 

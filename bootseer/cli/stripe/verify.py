@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from bootseer.cli.shared import progress, sizes
-from bootseer.cli.shared.options import echo_json, json_option, options_of, store_options
+from bootseer.cli.shared.options import echo_json, json_option, store_options, take_store_options
 from bootseer.cli.stripe.group import jobs_option
 from bootseer.errors import CorruptDataError
 
@@ -18,7 +18,7 @@ from bootseer.errors import CorruptDataError
 @store_options
 @json_option
 @click.argument("url")
-def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
+def command(url: str, jobs: int | None, as_json: bool, **store_parameters: Any) -> int:
     """Read the checkpoint URL whole and compare every byte with its digest.
 
     Names each damaged stripe and chunk; the exit code is 6 when there is any.
@@ -28,12 +28,12 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
     from bootseer.stripedfs.read.verify import describe_damage, verify_in_store
 
     settings = FetchSettings(connections=jobs) if jobs else FetchSettings()
-    opened, name = open_object(url, options_of(store))
+    store, name = open_object(url, take_store_options(store_parameters))
     try:
-        with Fetcher(settings) as fetcher, progress.bar(name) as shown:
-            report = verify_in_store(opened, name, fetcher, progress=shown)
+        with Fetcher(settings) as fetcher, progress.show_progress(name) as meter:
+            report = verify_in_store(store, name, fetcher, progress=meter)
     finally:
-        opened.close()
+        store.close()
     if as_json:
         echo_json(
             {
@@ -52,5 +52,5 @@ def command(url: str, jobs: int | None, as_json: bool, **store: Any) -> int:
             f"{report.version.folder} has {len(report.damages)} damaged places; put it anew"
         )
     if not as_json:
-        click.echo(f"{report.version.folder}: {sizes.shown(report.checked_bytes)} are right")
+        click.echo(f"{report.version.folder}: {sizes.format_size(report.checked_bytes)} are right")
     return 0

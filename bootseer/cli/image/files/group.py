@@ -8,7 +8,7 @@ import click
 
 from bootseer.cli.image.options import workload_option
 from bootseer.cli.shared.lazy_group import LazyGroup
-from bootseer.cli.shared.options import options_of, store_options, together
+from bootseer.cli.shared.options import combine_options, store_options, take_store_options
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.filemode.file_trace import FileTrace
@@ -31,7 +31,7 @@ def command() -> None:
     """
 
 
-place_options = together(
+trace_options = combine_options(
     store_options,
     click.option(
         "-f",
@@ -58,7 +58,7 @@ place_options = together(
     ),
     workload_option("What runs, where several kinds of jobs share an image."),
 )
-"""Which trace is meant; `trace_of` and `open_store` take what they give."""
+"""Which trace is used; parameters of `load_trace` and `open_trace_store`."""
 
 
 paths_option = click.option(
@@ -71,63 +71,63 @@ paths_option = click.option(
 )
 
 
-def check_place(file: str, traces: str) -> None:
-    """Exactly one place must be named."""
+def check_trace_options(file: str, traces: str) -> None:
+    """Raise click.UsageError unless exactly one of --file and --traces is given."""
     if bool(file) == bool(traces):
         raise click.UsageError("name the trace by either --file or --traces")
 
 
-def open_store(traces: str, given: dict[str, Any]) -> FileTraceStore:
-    """Open the store of traces, with the options in `given`, which are taken out."""
+def open_trace_store(traces: str, parameters: dict[str, Any]) -> FileTraceStore:
+    """Open the directory or store of traces; removes the store's options from `parameters`."""
     from bootseer.imageprefetch.filemode.file_trace_store import FileTraceStore
 
-    return FileTraceStore.open(traces, options_of(given))
+    return FileTraceStore.open(traces, take_store_options(parameters))
 
 
-def image_name(image: str) -> str:
-    """The image's name among the traces."""
+def resolve_image_name(image: str) -> str:
+    """Return the name of the image in a store of traces; "" is the image of this container."""
     from bootseer.imageprefetch.filemode.trace_names import image_here
 
     return image or image_here()
 
 
-def trace_of(file: str, traces: str, image: str, workload: str, **given: Any) -> FileTrace:
-    """The trace that the options name; NotFoundError when there is none."""
+def load_trace(file: str, traces: str, image: str, workload: str, **parameters: Any) -> FileTrace:
+    """Load the trace that `trace_options` name. Raises NotFoundError if there is none."""
     from bootseer.errors import NotFoundError
 
-    check_place(file, traces)
+    check_trace_options(file, traces)
     if file:
-        return read_file(file)
-    with open_store(traces, given) as store:
-        found = store.load(image_name(image), workload)
-    if found is None:
+        return read_trace_file(file)
+    with open_trace_store(traces, parameters) as trace_store:
+        trace = trace_store.load(resolve_image_name(image), workload)
+    if trace is None:
         raise NotFoundError(
-            f"{store.url} has no trace of image {image_name(image)}, workload {workload!r}; "
-            "record one with `bootseer image files record`"
+            f"{trace_store.url} has no trace of image {resolve_image_name(image)}, "
+            f"workload {workload!r}; record one with `bootseer image files record`"
         )
-    return found
+    return trace
 
 
-def read_file(path: str) -> FileTrace:
-    """A trace from its own file."""
+def read_trace_file(path: str) -> FileTrace:
+    """Read a trace from a file. Raises BootseerError if it is unreadable or damaged."""
     from bootseer.errors import from_os_error
-    from bootseer.imageprefetch.filemode import file_trace as filetraces
+    from bootseer.imageprefetch.filemode import file_trace
 
     try:
         with open(path, "rb") as file:
-            data = file.read(filetraces.MAX_BYTES + 1)
+            data = file.read(file_trace.MAX_BYTES + 1)
     except OSError as error:
         raise from_os_error(error, f"read the trace {path}") from error
-    return filetraces.parse(data, name=f"the trace {path}")
+    return file_trace.parse(data, name=f"the trace {path}")
 
 
-def write_file(path: str, trace: FileTrace) -> None:
-    """Put a trace into its own file, in one step."""
-    from bootseer.imageprefetch.filemode import file_trace as filetraces
+def write_trace_file(path: str, trace: FileTrace) -> None:
+    """Write a trace to a file, which appears whole or not at all."""
+    from bootseer.imageprefetch.filemode import file_trace
     from bootseer.storage.open import open_object
 
     store, name = open_object(path if "/" in path else f"./{path}")
     try:
-        store.replace(name, filetraces.serialise(trace))
+        store.replace(name, file_trace.serialise(trace))
     finally:
         store.close()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bootseer.cli.image.files.group import (
-    check_place,
-    image_name,
-    open_store,
+    check_trace_options,
+    open_trace_store,
     paths_option,
-    place_options,
-    write_file,
+    resolve_image_name,
+    trace_options,
+    write_trace_file,
 )
 from bootseer.cli.shared import sizes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "record",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
-@place_options
+@trace_options
 @paths_option
 @click.option(
     "--method",
@@ -72,7 +72,7 @@ def command(
     events_dir: str,
     evict: bool,
     words: tuple[str, ...],
-    **store: Any,
+    **store_parameters: Any,
 ) -> int:
     """Run CMD and record which ranges of files it makes the kernel read, until its first step.
 
@@ -88,7 +88,7 @@ def command(
     )
     from bootseer.imageprefetch.workloads import check_workload
 
-    check_place(file, traces)
+    check_trace_options(file, traces)
     settings = FileRecordSettings(
         roots=paths or roots.DEFAULT_ROOTS, workload=check_workload(workload), method=method
     )
@@ -104,20 +104,22 @@ def command(
             child.release()
         trace = watched.trace(succeeded=result.code == 0)
     if file:
-        write_file(file, trace)
+        write_trace_file(file, trace)
     else:
-        _add(trace, traces, image, store)
-    click.echo(f"bootseer: {_said(trace, watched.ended_by)}", err=True)
+        _add_to_store(trace, traces, image, store_parameters)
+    click.echo(f"bootseer: {_describe_trace(trace, watched.ended_by)}", err=True)
     return job_process.mirror_result(result)
 
 
-def _add(trace: FileTrace, traces: str, image: str, store: dict[str, Any]) -> None:
-    with open_store(traces, store) as kept:
-        merged = kept.add(image_name(image), trace)
+def _add_to_store(
+    trace: FileTrace, traces: str, image: str, store_parameters: dict[str, Any]
+) -> None:
+    with open_trace_store(traces, store_parameters) as trace_store:
+        merged = trace_store.add(resolve_image_name(image), trace)
         click.echo(f"bootseer: merged with {merged.recordings - 1} recordings", err=True)
 
 
-def _said(trace: FileTrace, ended_by: str) -> str:
+def _describe_trace(trace: FileTrace, ended_by: str) -> str:
     start = "a cold start" if trace.trace.starts else "not a whole cold start, so it adds only"
-    size = sizes.shown(trace.trace.touched_bytes())
+    size = sizes.format_size(trace.trace.touched_bytes())
     return f"{len(trace.files)} files, {size}, ended by the {ended_by}; {start}"

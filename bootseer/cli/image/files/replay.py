@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from bootseer.cli.image.files.group import paths_option, place_options, trace_of
+from bootseer.cli.image.files.group import load_trace, paths_option, trace_options
 from bootseer.cli.shared import sizes
 from bootseer.cli.shared.options import echo_json, json_option
 
 
 @click.command("replay")
-@place_options
+@trace_options
 @paths_option
 @click.option(
     "--share",
@@ -35,7 +35,7 @@ from bootseer.cli.shared.options import echo_json, json_option
     "--limit",
     "limit_bytes",
     envvar="BOOTSEER_IMAGE_LIMIT",
-    callback=sizes.parsed,
+    callback=sizes.parse_size,
     default=None,
     metavar="SIZE",
     help="Read ahead no more than that; default: half of the memory that is free.",
@@ -47,7 +47,7 @@ def command(
     threads: int,
     limit_bytes: int | None,
     as_json: bool,
-    **which: Any,
+    **trace_parameters: Any,
 ) -> int:
     """Have the kernel read ahead what earlier starts read, in their order.
 
@@ -57,8 +57,8 @@ def command(
     from bootseer.imageprefetch.filemode import roots
     from bootseer.imageprefetch.filemode.replay import ReplaySettings, replay
 
-    trace = trace_of(**which)
-    done = replay(
+    trace = load_trace(**trace_parameters)
+    replayed = replay(
         trace,
         ReplaySettings(
             roots=paths or roots.DEFAULT_ROOTS,
@@ -70,13 +70,16 @@ def command(
     if as_json:
         echo_json(
             {
-                "files": done.files,
-                "size_bytes": done.size_bytes,
-                "duration_s": round(done.duration_s, 4),
-                "skipped": done.skipped,
+                "files": replayed.files,
+                "size_bytes": replayed.size_bytes,
+                "duration_s": round(replayed.duration_s, 4),
+                "skipped": replayed.skipped,
             }
         )
         return 0
-    skipped = "".join(f"; {count} skipped: {why}" for why, count in sorted(done.skipped.items()))
-    click.echo(f"{done.files} files, {sizes.shown(done.size_bytes)} asked for{skipped}")
+    reasons = sorted(replayed.skipped.items())
+    skipped = "".join(f"; {count} skipped: {reason}" for reason, count in reasons)
+    click.echo(
+        f"{replayed.files} files, {sizes.format_size(replayed.size_bytes)} asked for{skipped}"
+    )
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bootseer.cli.image.files.group import place_options, trace_of
+from bootseer.cli.image.files.group import load_trace, trace_options
 from bootseer.cli.shared import sizes
 from bootseer.cli.shared.options import echo_json, json_option
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@place_options
+@trace_options
 @click.option(
     "--depth",
     envvar="BOOTSEER_IMAGE_DEPTH",
@@ -26,44 +26,52 @@ if TYPE_CHECKING:
     help="Directories down to that depth; default: the twenty that hold most.",
 )
 @json_option
-def command(depth: int | None, as_json: bool, **which: Any) -> int:
+def command(depth: int | None, as_json: bool, **trace_parameters: Any) -> int:
     """Show what starts read: bytes and files by directory, or each range as JSON."""
-    trace = trace_of(**which)
+    trace = load_trace(**trace_parameters)
     if as_json:
-        echo_json(_document(trace))
+        echo_json(_make_document(trace))
         return 0
     click.echo(
         f"workload {trace.workload!r}: {trace.recordings} recordings, {trace.trace.starts} of "
         f"them whole cold starts; {len(trace.files)} files, "
-        f"{sizes.shown(trace.trace.touched_bytes())}"
+        f"{sizes.format_size(trace.trace.touched_bytes())}"
     )
-    for folder, (size_bytes, files) in _by_folder(trace, depth):
-        click.echo(f"{sizes.shown(size_bytes):>12}  {files:>6} files  {folder}")
+    for folder, (size_bytes, files) in _sum_folders(trace, depth):
+        click.echo(f"{sizes.format_size(size_bytes):>12}  {files:>6} files  {folder}")
     return 0
 
 
-def _document(trace: FileTrace) -> dict[str, object]:
+def _make_document(trace: FileTrace) -> dict[str, object]:
     return {
         "workload": trace.workload,
         "recordings": trace.recordings,
         "starts": trace.trace.starts,
         "files": [file._asdict() for file in trace.files],
         "ranges": [
-            {"path": trace.files[one.file].path, "offset": one.offset, "length": one.length}
-            for one in trace.ranges()
+            {
+                "path": trace.files[file_range.file].path,
+                "offset": file_range.offset,
+                "length": file_range.length,
+            }
+            for file_range in trace.ranges()
         ],
     }
 
 
-def _by_folder(trace: FileTrace, depth: int | None) -> list[tuple[str, tuple[int, int]]]:
+def _sum_folders(trace: FileTrace, depth: int | None) -> list[tuple[str, tuple[int, int]]]:
+    """Return bytes and number of files by directory, the largest first.
+
+    Without a depth only the twenty largest are returned.
+    """
     totals: dict[str, tuple[int, set[int]]] = {}
-    for one in trace.ranges():
-        folder = os.path.dirname(trace.files[one.file].path)
+    for file_range in trace.ranges():
+        folder = os.path.dirname(trace.files[file_range.file].path)
         if depth is not None:
             folder = "/".join(folder.split("/")[: depth + 1]) or "/"
         size_bytes, files = totals.setdefault(folder, (0, set()))
-        files.add(one.file)
-        totals[folder] = (size_bytes + one.length, files)
+        files.add(file_range.file)
+        totals[folder] = (size_bytes + file_range.length, files)
     ranked = sorted(totals.items(), key=lambda item: (-item[1][0], item[0]))
     rows = [(folder, (size_bytes, len(files))) for folder, (size_bytes, files) in ranked]
     return rows if depth is not None else rows[:20]

@@ -1,4 +1,4 @@
-"""`bootseer image hotset`: what an image's starts read, packed and published."""
+"""`bootseer image hotset`: pack and publish what an image's starts read."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ def command() -> None:
     """
 
 
-which_option = workload_option("Which program's starts, where an image serves several.")
+which_workload_option = workload_option("Which program's starts, where an image serves several.")
 
 
-def opened(
+def open_image(
     ref: str, *, cache: str, plain_http: bool, push: bool = False
 ) -> AbstractContextManager[RecordedImage]:
-    """The image's block image, by the options of `place_options`."""
-    from bootseer.imageprefetch.hotset.image_hotsets import open_image
+    """Open the block image of the image `ref`, by the values of `image_access_options`."""
+    from bootseer.imageprefetch.hotset import image_hotsets
 
-    return open_image(ref, place(cache), plain_http=plain_http or None, push=push)
+    return image_hotsets.open_image(
+        ref, cache_directory(cache), plain_http=plain_http or None, push=push
+    )
 
 
-def place(cache: str) -> str:
-    """The cache directory, whichever it is."""
+def cache_directory(cache: str) -> str:
+    """Return the absolute path of the cache; "" is the default one."""
     import os
 
     from bootseer.config.loading import default_cache
@@ -54,6 +56,6 @@ def place(cache: str) -> str:
     return os.path.abspath(cache or default_cache())
 
 
-def of(workload: str) -> str:
-    """How a workload is spoken of."""
+def describe_workload(workload: str) -> str:
+    """Return how messages name a workload; "" is the default one."""
     return f"workload {workload!r}" if workload else "the default workload"

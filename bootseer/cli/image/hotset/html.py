@@ -1,11 +1,11 @@
-"""A hot set as one self-contained page: bytes over time, by directory, package and file (pure)."""
+"""A hot set as one self-contained HTML page: bytes over time, by directory, package and file."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-from bootseer.cli.shared.sizes import shown
+from bootseer.cli.shared.sizes import format_size
 from bootseer.imageprefetch.hotset.summary import Summary, SummaryRow
 from bootseer.profiler.render.html_build import Child, Markup, pct, source_hash, table, tag
 
@@ -40,7 +40,7 @@ tbody th { overflow-wrap: anywhere; } .n { text-align: right; white-space: nowra
 
 
 def render(summary: Summary, ref: str) -> str:
-    """The page as text, to be written as UTF-8."""
+    """Return the page as text, to be written as UTF-8."""
     policy = (
         f"default-src 'none'; style-src {source_hash(_STYLE)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -55,12 +55,12 @@ def render(summary: Summary, ref: str) -> str:
         tag("title", title),
         tag("style", Markup(_STYLE)),
     )
-    body = tag("body", tag("main", tag("h1", title), *_sections(summary)))
+    body = tag("body", tag("main", tag("h1", title), *_render_sections(summary)))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _sections(summary: Summary) -> list[Child]:
-    whole = summary.image_bytes or 1
+def _render_sections(summary: Summary) -> list[Child]:
+    image_bytes = summary.image_bytes or 1
     starts = f"{summary.starts} full start" + ("" if summary.starts == 1 else "s")
     workload = f"workload {summary.workload}" if summary.workload else "default workload"
     if not summary.hot_bytes:
@@ -69,35 +69,35 @@ def _sections(summary: Summary) -> list[Child]:
         tag(
             "p",
             f"{workload}, {starts}: ",
-            tag("strong", shown(summary.hot_bytes)),
-            f" of {shown(summary.image_bytes)} ({summary.hot_bytes / whole:.1%}) in "
+            tag("strong", format_size(summary.hot_bytes)),
+            f" of {format_size(summary.image_bytes)} ({summary.hot_bytes / image_bytes:.1%}) in "
             f"{summary.hot_files:,} of {summary.image_files:,} files, touched within "
             f"{summary.duration_ms / 1000:.2f} s.",
         ),
         tag("h2", "Over time"),
-        _chart(summary),
+        _render_figure(summary),
         tag("h2", "By package"),
-        _parts("By package, as far as paths tell", "package", summary.packages, summary),
+        _render_table("By package, as far as paths tell", "package", summary.packages, summary),
         tag("h2", "By directory"),
-        _parts("By directory", "directory", summary.directories, summary),
+        _render_table("By directory", "directory", summary.directories, summary),
         tag("h2", "By file"),
-        _parts("By file", "file", summary.files, summary),
+        _render_table("By file", "file", summary.files, summary),
     ]
 
 
-def _chart(summary: Summary) -> Markup:
-    """What was touched in each stretch of time, and all of it so far."""
+def _render_figure(summary: Summary) -> Markup:
+    """Return a chart of the bytes touched in each interval, and of their running total."""
     buckets = summary.buckets
-    most = max(bucket.touched_bytes for bucket in buckets)
-    so_far = itertools.accumulate(bucket.touched_bytes for bucket in buckets)
+    most_bytes = max(bucket.touched_bytes for bucket in buckets)
+    totals = itertools.accumulate(bucket.touched_bytes for bucket in buckets)
     half_ms = next(
         bucket.end_ms
-        for bucket, sum_bytes in zip(buckets, so_far, strict=True)
-        if sum_bytes * 2 >= summary.hot_bytes
+        for bucket, total_bytes in zip(buckets, totals, strict=True)
+        if total_bytes * 2 >= summary.hot_bytes
     )
     return tag(
         "figure",
-        _drawing(summary, most),
+        _draw_chart(summary, most_bytes),
         tag(
             "div",
             tag("span", "0 s"),
@@ -106,29 +106,30 @@ def _chart(summary: Summary) -> Markup:
         ),
         tag(
             "figcaption",
-            f"Bars: first touches in {buckets[0].end_ms} ms each, {shown(most)} at most. Line: all "
-            f"so far, up to {shown(summary.hot_bytes)}; half of it after {half_ms / 1000:.2f} s.",
+            f"Bars: first touches in {buckets[0].end_ms} ms each, {format_size(most_bytes)} at "
+            f"most. Line: all so far, up to {format_size(summary.hot_bytes)}; half of it after "
+            f"{half_ms / 1000:.2f} s.",
         ),
     )
 
 
-def _drawing(summary: Summary, most: int) -> Markup:
+def _draw_chart(summary: Summary, most_bytes: int) -> Markup:
     buckets = summary.buckets
-    wide = _WIDTH / len(buckets)
+    bar_width = _WIDTH / len(buckets)
     bars = [
         tag(
             "rect",
-            x=f"{number * wide:.2f}",
-            y=f"{_HEIGHT * (1 - bucket.touched_bytes / most):.2f}",
-            width=f"{wide:.2f}",
-            height=f"{_HEIGHT * bucket.touched_bytes / most:.2f}",
+            x=f"{number * bar_width:.2f}",
+            y=f"{_HEIGHT * (1 - bucket.touched_bytes / most_bytes):.2f}",
+            width=f"{bar_width:.2f}",
+            height=f"{_HEIGHT * bucket.touched_bytes / most_bytes:.2f}",
         )
         for number, bucket in enumerate(buckets)
     ]
-    sums = itertools.accumulate((b.touched_bytes for b in buckets), initial=0)
+    totals = itertools.accumulate((b.touched_bytes for b in buckets), initial=0)
     points = " ".join(
-        f"{number * wide:.2f},{_HEIGHT * (1 - so_far / summary.hot_bytes):.2f}"
-        for number, so_far in enumerate(sums)
+        f"{number * bar_width:.2f},{_HEIGHT * (1 - total_bytes / summary.hot_bytes):.2f}"
+        for number, total_bytes in enumerate(totals)
     )
     return tag(
         "svg",
@@ -138,13 +139,15 @@ def _drawing(summary: Summary, most: int) -> Markup:
         viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"{shown(summary.hot_bytes)} touched over {summary.duration_ms} ms",
+        aria_label=f"{format_size(summary.hot_bytes)} touched over {summary.duration_ms} ms",
     )
 
 
-def _parts(caption: str, what: str, parts: Sequence[SummaryRow], summary: Summary) -> Markup:
+def _render_table(
+    caption: str, heading: str, parts: Sequence[SummaryRow], summary: Summary
+) -> Markup:
     columns = [
-        (what, ""),
+        (heading, ""),
         ("hot", "n"),
         ("of", "n"),
         ("files", "n"),
@@ -157,8 +160,8 @@ def _parts(caption: str, what: str, parts: Sequence[SummaryRow], summary: Summar
         rows.append(
             (
                 part.name or "/",
-                shown(part.touched_bytes),
-                shown(part.size_bytes),
+                format_size(part.touched_bytes),
+                format_size(part.size_bytes),
                 f"{part.files:,}",
                 f"{part.first_touch_ms / 1000:.2f} s",
                 tag("svg", share, class_="track", width="100%", height=20, aria_hidden="true"),

@@ -6,22 +6,22 @@ from typing import Any
 
 import click
 
-from bootseer.cli.image.hotset.group import opened
-from bootseer.cli.image.options import place_options
+from bootseer.cli.image.hotset.group import open_image
+from bootseer.cli.image.options import image_access_options
 from bootseer.cli.shared import sizes
 from bootseer.cli.shared.options import echo_json, json_option
 from bootseer.errors import CorruptDataError
 
 
 @click.command("ls")
-@place_options
+@image_access_options
 @json_option
 @click.argument("ref")
-def command(ref: str, as_json: bool, **where: Any) -> int:
+def command(ref: str, as_json: bool, **access: Any) -> int:
     """List what is recorded of the image REF on this node, and the hot sets beside it."""
     from bootseer.imageprefetch.hotset import store
 
-    with opened(ref, **where) as image:
+    with open_image(ref, **access) as image:
         recorded: list[dict[str, object]] = []
         for name in image.traces.workloads():
             try:
@@ -47,23 +47,23 @@ def command(ref: str, as_json: bool, **where: Any) -> int:
     if as_json:
         echo_json({**body, "recorded": recorded, "published": published})
     else:
-        _show(recorded, published)
+        _print_rows(recorded, published)
     return 0
 
 
-def _show(recorded: list[dict[str, object]], published: list[dict[str, object]]) -> None:
+def _print_rows(recorded: list[dict[str, object]], published: list[dict[str, object]]) -> None:
     for row in recorded:
-        touched = sizes.shown(int(str(row["touched_bytes"])))
+        touched = sizes.format_size(int(str(row["touched_bytes"])))
         click.echo(
             f"recorded here    {row['workload'] or '(default)':20} {row['starts']:>4} full starts  "
             f"{touched:>10}"
         )
-    for line in published:
-        packed = sizes.shown(int(str(line["size_bytes"])))
-        stale = "" if line["of_this_block_image"] else "  (of another block image)"
+    for row in published:
+        packed = sizes.format_size(int(str(row["size_bytes"])))
+        stale = "" if row["of_this_block_image"] else "  (of another block image)"
         click.echo(
-            f"hot set          {line['workload'] or '(default)':20} {line['starts']:>4} full "
-            f"starts  {packed:>10}  {line['created']}{stale}"
+            f"hot set          {row['workload'] or '(default)':20} {row['starts']:>4} full "
+            f"starts  {packed:>10}  {row['created']}{stale}"
         )
     if not recorded and not published:
         click.echo("nothing is recorded and nothing published", err=True)
