@@ -11,13 +11,14 @@ import pytest
 from wrapping import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
-NAMES += ["system/__init__", "system/readiness", "system/processes"]
+NAMES += ["system/__init__", "system/file_lock", "system/readiness", "system/processes"]
+NAMES += ["context_managers", "errors"]
 NAMES += [
     f"entrypoint/{name}"
     for name in (
         *("__init__", "container_start", "exec_program", "output_tap", "run", "start_guard"),
         "start_unconfigured",
-        "transparent_child",
+        "job_process",
     )
 ]
 NAMES += [f"events/{name}" for name in ("__init__", "writer", "encoding", "resource", "redaction")]

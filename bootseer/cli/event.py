@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from bootseer.system.file_lock import FileLock
+
+_LOCK_S = 1.0
 HELP = """\
 Usage: bootseer event begin NAME [--attr KEY=VALUE]... [--wait]
        bootseer event end   NAME [--span ID] [--status STATUS] [--attr KEY=VALUE]...
@@ -147,20 +150,18 @@ class _OpenSpans:
 
         return resource.digest(f"{self._key}:{name}")[:16]
 
-    def begin(self, name: str) -> str:
-        """Record a new span; return its id."""
-        span = os.urandom(8).hex()
-        line = f"{span} {_join_lines(name)}\n".encode("utf-8", "replace")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    def begin(self, name: str, span: str = "") -> str:
+        """Record a new span; return its id, which is `span` where the caller has chosen one."""
+        new = span or os.urandom(8).hex()
+        line = f"{new} {_join_lines(name)}\n".encode("utf-8", "replace")
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            fd = os.open(self._path, flags, 0o666)
-            try:
-                return span if os.write(fd, line) == len(line) else self._derive_id(name)
-            finally:
-                os.close(fd)
+            with self._lock(create=True) as lock:
+                if os.write(lock.descriptor, line) == len(line):
+                    return new
         except OSError:
-            return self._derive_id(name)
+            pass
+        return span or self._derive_id(name)
 
     def end(self, span: str, name: str) -> tuple[str, str]:
         """Remove the span with this id, or without one the latest of this name.
@@ -168,22 +169,34 @@ class _OpenSpans:
         Returns the span's id and name.
         """
         try:
-            with open(self._path, "r+", encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
+            with self._lock(create=False) as lock:
+                fd = lock.descriptor
+                text = os.read(fd, os.fstat(fd).st_size).decode("utf-8", "replace")
+                lines = text.splitlines()
                 for number in range(len(lines) - 1, -1, -1):
                     open_span, _, open_name = lines[number].partition(" ")
                     if open_span == span if span else open_name == _join_lines(name):
                         del lines[number]
-                        file.seek(0)
-                        file.write("".join(line + "\n" for line in lines))
-                        file.truncate()
+                        os.ftruncate(fd, 0)
+                        os.write(fd, "".join(line + "\n" for line in lines).encode())
                         span, name = open_span, name or open_name
                         break
-            if not lines:
-                os.unlink(self._path)
+                if not lines:
+                    os.unlink(self._path)
         except OSError:
             pass  # no span was begun in this shell, or the file could not be written
         return span or self._derive_id(name), name or "unnamed"
+
+    def _lock(self, *, create: bool) -> FileLock:
+        """Open the file for this process alone: commands in the background run side by side."""
+        from bootseer.system import file_lock
+
+        flags = os.O_APPEND | os.O_NOFOLLOW
+        while True:
+            lock = file_lock.acquire(self._path, 0o666, create=create, flags=flags, limit_s=_LOCK_S)
+            if lock.is_named(self._path):
+                return lock
+            lock.close()  # another process ended its last span and removed the file
 
 
 def _join_lines(name: str) -> str:
@@ -214,7 +227,7 @@ def write_event(options: Options, environ: dict[str, str]) -> str:
             return ""
         spans = _OpenSpans(writer.target, caller, writer.trace_id)
         if options.kind == "begin":
-            span = options.span or spans.begin(options.name)
+            span = spans.begin(options.name, options.span)
             return writer.begin(options.name, attributes, span_id=span)
         span, name = spans.end(options.span, options.name)
         writer.end(span, name, options.status, attributes)
@@ -229,13 +242,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = parse(arguments, environ)
     except (EventUsageError, RunUsageError) as error:
-        sys.stderr.write(f"bootseer: {error}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"bootseer: {error}\n")
         return 2
     if options.help:
-        sys.stdout.write(HELP)
+        if sys.stdout is not None:
+            sys.stdout.write(HELP)
         return 0
     span = write_event(options, environ)
-    if span:
+    if span and sys.stdout is not None:
         sys.stdout.write(span + "\n")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -97,8 +98,9 @@ def command(
 
 def _log_line(text: str) -> None:
     """Write one line of the log to standard error."""
-    sys.stderr.write(f"bootseer-snapshotter: {' '.join(text.split())}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # closed: the pulls go on
+        sys.stderr.write(f"bootseer-snapshotter: {' '.join(text.split())}\n")
+        sys.stderr.flush()
 
 
 def main() -> int:

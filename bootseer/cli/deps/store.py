@@ -14,6 +14,7 @@ import click
 from bootseer.cli.deps.direct import CHOICES, make_settings
 from bootseer.cli.deps.group import cache_option, sign_option, store_option
 from bootseer.cli.shared.options import echo_json, json_option
+from bootseer.cli.shared.sizes import format_size, parse_size
 from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from bootseer.depsnap.store.records import Published
     from bootseer.storage.store import Store
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _open_store(url: str | None) -> Store:
@@ -70,24 +70,6 @@ def _find_snapshot(store: Store, name: str, sign_key: str | None = None) -> Publ
     return snapshot
 
 
-def _format_size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
-
-
-def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    unit = text[-1:].upper() if text[-1:].isalpha() else ""
-    number = text[: len(text) - len(unit)]
-    if unit not in _UNITS or not number.replace(".", "", 1).isdigit():
-        raise click.BadParameter("give bytes, or a number with K, M, G or T")
-    return int(float(number) * _UNITS[unit])
-
-
 @click.command("restore")
 @store_option
 @cache_option
@@ -132,7 +114,7 @@ def restore_command(
         body = {"key": record.key, **dataclasses.asdict(placed), "seconds": round(took_s, 4)}
         echo_json({**body, "targets": list(targets.values())})
     else:
-        size = _format_size(placed.raw_bytes)
+        size = format_size(placed.raw_bytes)
         click.echo(f"{placed.form} ({placed.why}): {size} in {took_s:.2f} s")
     return 0
 
@@ -174,7 +156,7 @@ def ls_command(store: str | None, as_json: bool) -> int:
             click.echo(f"{row['key'][:12]}  {row['problem']}")
             continue
         created = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_unix_s"]))
-        stored, raw = (_format_size(row["archive"][name]) for name in ("size", "raw_bytes"))
+        stored, raw = (format_size(row["archive"][name]) for name in ("size", "raw_bytes"))
         click.echo(
             f"{row['key'][:12]}:{row['generation']}  {created}  {stored:>10}  {raw:>10}  "
             f"{row['install_s']:7.1f} s  {' '.join(row['command'])[:60]}"
@@ -215,12 +197,12 @@ def inspect_command(key: str, store: str | None, as_json: bool, files: bool) -> 
     click.echo(f"command   {' '.join(record.command)}")
     click.echo(f"roots     {' '.join(record.roots)}")
     click.echo(
-        f"size      {_format_size(record.archive.size)} stored, "
-        f"{_format_size(record.archive.raw_bytes)} raw, {record.archive.entries} entries"
+        f"size      {format_size(record.archive.size)} stored, "
+        f"{format_size(record.archive.raw_bytes)} raw, {record.archive.entries} entries"
     )
     click.echo(f"times     install {record.install_s:.1f} s, publish {record.publish_s:.1f} s")
     for name, size in list(packages.items())[:20]:
-        click.echo(f"{_format_size(size):>12}  {name}")
+        click.echo(f"{format_size(size):>12}  {name}")
     for root, paths in deleted.items():
         click.echo(f"deleted   {len(paths)} below {root}")
     if files:
@@ -291,7 +273,7 @@ def _verify_key(store: Store, key: str, sign_key: bytes | None, mark: bool) -> l
     """
     from bootseer.depsnap.store import records
 
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"\rverifying {key[:12]} ...\r")
     rows: list[dict[str, Any]] = []
 
@@ -335,7 +317,7 @@ def _verify_snapshot(store: Store, snapshot: Published) -> str:
 @cache_option
 @click.option("--max-age", type=click.FloatRange(min=0), metavar="DAYS", help="Remove older ones.")
 @click.option(
-    "--max-size", callback=_parse_size, metavar="SIZE", help="Remove the oldest beyond, as 500G."
+    "--max-size", callback=parse_size, metavar="SIZE", help="Remove the oldest beyond, as 500G."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
@@ -372,6 +354,6 @@ def gc_command(
         echo_json({"dry_run": dry_run, "bytes": freed_bytes, "removed": rows})
         return 0
     for removal in [*removals, *trees]:
-        click.echo(f"{removal.why:>20}  {_format_size(removal.size_bytes):>10}  {removal.name}")
-    click.echo(f"{_format_size(freed_bytes)} {'would be ' if dry_run else ''}freed")
+        click.echo(f"{removal.why:>20}  {format_size(removal.size_bytes):>10}  {removal.name}")
+    click.echo(f"{format_size(freed_bytes)} {'would be ' if dry_run else ''}freed")
     return 0

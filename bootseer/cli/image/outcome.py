@@ -59,6 +59,8 @@ def print_json(mounted: MountedImage) -> None:
 
     from bootseer import light_dataclasses as dataclasses
 
+    if sys.stdout is None:
+        return  # the exit code is that of the mount
     document = dataclasses.asdict(mounted)
     del document["state"]
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

@@ -109,6 +109,8 @@ def write_manifest(text: str, output: str | None) -> None:
     """Write to standard output, or replace a file and keep its permission bits."""
     data = text.encode()
     if output is None or output == "-":
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; name a file with --output")
         sys.stdout.buffer.write(data)
         return
     try:

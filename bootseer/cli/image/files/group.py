@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,6 +114,7 @@ def read_trace_file(path: str) -> FileTrace:
     from bootseer.errors import from_os_error
     from bootseer.imageprefetch.filemode import file_trace
 
+    _check_is_path(path)
     try:
         with open(path, "rb") as file:
             data = file.read(file_trace.MAX_BYTES + 1)
@@ -123,11 +125,18 @@ def read_trace_file(path: str) -> FileTrace:
 
 def write_trace_file(path: str, trace: FileTrace) -> None:
     """Write a trace to a file, which appears whole or not at all."""
+    from bootseer.errors import from_os_error
     from bootseer.imageprefetch.filemode import file_trace
-    from bootseer.storage.open import open_object
+    from bootseer.system.atomic import replace_file
 
-    store, name = open_object(path if "/" in path else f"./{path}")
+    _check_is_path(path)
     try:
-        store.replace(name, file_trace.serialise(trace))
-    finally:
-        store.close()
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        replace_file(path, file_trace.serialise(trace))
+    except OSError as error:
+        raise from_os_error(error, f"write the trace {path}") from error
+
+
+def _check_is_path(path: str) -> None:
+    if "://" in path:
+        raise click.UsageError(f"{path} is no file; traces in a store are named by --traces")
