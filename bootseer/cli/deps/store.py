@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from bootseer.storage.store import Store
 
 
-
 def _open_store(url: str | None) -> Store:
     """Open the store, without a URL the default one.
 
