@@ -121,14 +121,14 @@ def test_live_datanodes_leave_out_those_that_go() -> None:
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"a:1"', "{", '[{"infoAddr": "a:80"}]'])
 def test_a_page_of_live_nodes_that_is_no_object(text: str) -> None:
     found = {"beans": [{"LiveNodes": text}]}
-    assert wire.live_datanodes(found, tls=False) == []
-    assert wire.room_left(found) is None
+    assert wire.parse_live_datanodes(found, tls=False) == []
+    assert wire.parse_remaining_bytes(found) is None
 
 
 def test_a_live_node_that_is_no_object() -> None:
     found = {"beans": [{"LiveNodes": '{"a:1": null, "b:1": {"infoAddr": "10.0.0.2:80"}}'}]}
-    assert wire.live_datanodes(found, tls=False) == [("b:80", "b:1")]
-    assert wire.room_left(found) is None
+    assert wire.parse_live_datanodes(found, tls=False) == [("b:80", "b:1")]
+    assert wire.parse_remaining_bytes(found) is None
 
 
 def ask(request: Request) -> dict[str, str]:
