@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -274,6 +276,29 @@ def test_exit_codes_and_one_line(filled: Node, words: tuple[str, ...], code: int
     if code != 2 or words[0] == "key":
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("bootseer: ")
+
+
+@pytest.mark.parametrize(
+    ("size", "code"), [("5GiB", 0), ("1.5T", 0), ("\N{SUPERSCRIPT TWO}", 2), ("5GG", 2), ("-1", 2)]
+)
+def test_sizes_are_those_of_all_commands(filled: Node, size: str, code: int) -> None:
+    """A superscript digit was a traceback, and `GiB`, as we print it, no size."""
+    done = filled.cli("gc", "--store", filled.store, "--dry-run", "--max-size", size)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_needs_no_standard_error(filled: Node) -> None:
+    words = [sys.executable, "-m", "bootseer", "deps", "verify", "--store", str(filled.store)]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>&-', "sh", *words],
+        cwd=filled.home,
+        env=filled.environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.count("good")) == (0, 1)
 
 
 def test_gc_of_a_real_store(tmp_path: Path) -> None:

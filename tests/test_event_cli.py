@@ -63,6 +63,45 @@ def test_an_end_by_span_alone_closes_it(tmp_path):
     assert found.end_ns > found.begin_ns
 
 
+def test_a_span_that_the_script_chose_ends_by_its_name(tmp_path):
+    """Only spans of our own choice were recorded: an end by name closed another one, or none."""
+    event = " ".join(EVENT)
+    begin = f"{event} begin a --span 00000000000000a1 >/dev/null"
+    env = clean_env(BOOTSEER_EVENTS=str(tmp_path))
+    subprocess.run(["sh", "-c", f"{begin}; {event} end a"], env=env, check=True, timeout=60)
+    begin, end = named(tmp_path, "a")
+    assert begin["span_id"] == end["span_id"] == "00000000000000a1"
+
+
+def test_commands_in_the_background_lose_no_span_of_each_other(tmp_path):
+    """Each end rewrites the file of open spans, to which another process may append meanwhile."""
+    event = " ".join(EVENT)
+    script = (
+        f'turn() {{ for n in 1 2 3 4; do {event} begin "$1"; {event} end "$1"; done; }}\n'
+        "for name in a b c d; do turn $name & done; wait"
+    )
+    env = clean_env(BOOTSEER_EVENTS=str(tmp_path))
+    subprocess.run(
+        ["sh", "-c", script], env=env, check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
+    loaded = load([str(tmp_path)])
+    assert loaded.problems == ()
+    spans = [span for start in loaded.starts for source in start.sources for span in source.spans]
+    assert sorted(span.name for span in spans) == sorted("abcd" * 4)
+    assert not list((tmp_path / ".open").iterdir())
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lose_no_event(tmp_path, closing):
+    words = ["sh", "-c", f'"$@" {closing}', "sh", *EVENT]
+    begun = run([*words, "begin", "a", "--span", "00000000000000a1"], tmp_path)
+    ended = run([*words, "end", "a", "--span", "00000000000000a1"], tmp_path)
+    assert (begun.returncode, ended.returncode) == (0, 0)
+    assert len(named(tmp_path, "a")) == 2
+    assert run([*words, "--help"]).returncode == 0
+    assert run([*words, "nosuch"]).returncode == 2
+
+
 def test_events_inside_a_run_belong_to_it(tmp_path):
     run(wrapped(*EVENT, "point", "first_step", options=("--phase", "train")), tmp_path)
     train, point = named(tmp_path, "train", "begin")[0], named(tmp_path, "first_step")[0]

@@ -246,6 +246,18 @@ time.sleep(1)
     assert not resident(untouched)
 
 
+@pytest.mark.parametrize("words", [["record"], ["show"]])
+def test_a_trace_file_is_no_address(tmp_path: Path, words: list[str]) -> None:
+    """`record` wrote to the store of a URL, without its options; `show` looked for a local file."""
+    address = f"file://{tmp_path}/trace"
+    more = ["--path", str(tmp_path), "--", "true"] if words == ["record"] else []
+    command = [sys.executable, "-m", "bootseer", "image", "files", *words, "-f", address, *more]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"bootseer: {address} is no file; traces in a")
+    assert list(tmp_path.iterdir()) == []
+
+
 # One that holds SIGCHLD back and looks for it later, as who waits for a command does at times.
 WAITING = """
 import os, signal, sys, time

@@ -285,6 +285,18 @@ def test_the_command_mounts_and_unmounts(mounts: Mounts, image: Published) -> No
     assert mounts.gone()
 
 
+def test_a_closed_output_does_not_fail_a_mount(mounts: Mounts, image: Published) -> None:
+    directory = mounts.folder / "unheard"
+    directory.mkdir()
+    places = ["--runtime", str(mounts.runtime)]
+    words = [*places, "--cache", str(mounts.cache), "--json", image.ref, str(directory)]
+    command = [sys.executable, "-m", "bootseer", "image", "mount", *words]
+    shell = ["sh", "-c", '"$@" >&-', "sh", *command]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tree_of(directory) == FILES
+
+
 def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image: Published) -> None:
     directory, events = mounts.folder / "by-agent", mounts.folder / "events"
     directory.mkdir()

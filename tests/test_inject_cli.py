@@ -268,6 +268,16 @@ def test_an_output_without_room_has_its_exit_code(name: str, tmp_path: Path) -> 
     assert b"cannot write the output: No space left on device; free space" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["inject", "uninject"])
+def test_a_closed_output_is_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    done = run_from(">&-", name, "-f", str(path))
+    said = b"bootseer: standard output is closed; name a file with --output\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from snapshot_client import Client, DirectoryMounter, RefusedError, Running, remote_labels
+from waiting import until
 
 from bootseer.errors import (
     BootseerError,
@@ -308,3 +309,22 @@ def test_the_helper_is_started_again_when_it_died(tmp_path: Path) -> None:
     finally:
         helper.server.close()
         helper.server.close()
+
+
+def test_it_serves_without_a_standard_error(tmp_path: Path) -> None:
+    """Its first line of log ended it."""
+    socket = tmp_path / "snap.sock"
+    program = [sys.executable, "-m", "bootseer", "snapshotter", "--plain"]
+    words = ["--root", str(tmp_path / "root"), "--address", str(socket)]
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh", *program, *words]
+    with subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *shell]) as child:
+        try:
+            until(socket.exists)
+            client = Client(socket)
+            client.prepare("extract", "", {})
+            assert client.names() == ["extract"]
+            client.close()
+            child.terminate()
+            assert child.wait(timeout=60) == 0
+        finally:
+            child.kill()

@@ -73,9 +73,10 @@ paths_option = click.option(
 
 
 def check_trace_options(file: str, traces: str) -> None:
-    """Raise click.UsageError unless exactly one of --file and --traces is given."""
+    """Raise click.UsageError unless either a file is given, by --file, or --traces."""
     if bool(file) == bool(traces):
         raise click.UsageError("name the trace by either --file or --traces")
+    _check_is_path(file)
 
 
 def open_trace_store(traces: str, parameters: dict[str, Any]) -> FileTraceStore:
