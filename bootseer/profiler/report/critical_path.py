@@ -10,7 +10,7 @@ from bootseer.profiler.report.lanes import Lane, Lanes
 from bootseer.profiler.report.model import Barrier, CriticalStep
 from bootseer.profiler.report.stages import END, START, StageKey, Stages, Stretch
 
-_LEAST_S = 0.01  # shorter pieces are joined to the one before; also those under 0.1 % of all
+_LEAST_S = 0.01  # pieces shorter than this and than 0.1 % of all are joined to the one before
 
 
 def _find_last_arrivals(stages: Stages) -> dict[int, tuple[StageKey, Stretch]]:
