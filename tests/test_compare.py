@@ -65,6 +65,12 @@ def test_fewer_than_three_claim_nothing(
     assert "1 without a first step left out" in found.statement
 
 
+def test_a_start_that_took_no_time_is_not_called_missing() -> None:
+    found = compare(starts(20, 30, 0), starts(1, 2, 3))
+    assert not found.claim
+    assert found.statement.startswith("no claim: a start that took no time has no ratio to others")
+
+
 def test_overlapping_sides_show_no_difference() -> None:
     found = compare(starts(10, 11, 12, 13, 14), starts(10.5, 11.5, 12.5, 13.5, 9.5))
     assert found.claim

@@ -51,9 +51,14 @@ def compare(
     before, after = side_of(baseline), side_of(candidate)
     left_out = f"; {incomplete} without a first step left out" if incomplete else ""
     sizes = f"{len(baseline)} starts before, {len(candidate)} after{left_out}"
-    few = min(len(baseline), len(candidate)) < LEAST_STARTS
-    if few or any(start.duration_s <= 0 for start in (*baseline, *candidate)):
-        text = f"no claim: at least {LEAST_STARTS} complete starts a side are needed ({sizes})"
+    if min(len(baseline), len(candidate)) < LEAST_STARTS:
+        lacking = f"at least {LEAST_STARTS} complete starts a side are needed"
+    elif any(start.duration_s <= 0 for start in (*baseline, *candidate)):
+        lacking = "a start that took no time has no ratio to others"
+    else:
+        lacking = ""
+    if lacking:
+        text = f"no claim: {lacking} ({sizes})"
         return Comparison(before, after, False, None, None, None, CONFIDENCE, None, (), text)
     old = [start.duration_s for start in baseline]
     new = [start.duration_s for start in candidate]
