@@ -20,7 +20,7 @@ def test_what_a_library_prints_goes_nowhere(tmp_path: Path) -> None:
     child = fork()
     if child == 0:
         try:
-            detached_publish._quiet(tell)
+            detached_publish._leave_job(tell)
             file = os.open(path, os.O_WRONLY | os.O_CREAT)
             print("printed", flush=True)
             os.write(file, b"packed")
@@ -45,7 +45,7 @@ def test_nothing_of_ours_stays_open_whatever_its_number() -> None:
     child = fork()
     if child == 0:
         try:
-            detached_publish._quiet(tell)
+            detached_publish._leave_job(tell)
             os.write(tell, b"done")
             signal.pause()
         finally:

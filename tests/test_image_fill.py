@@ -145,11 +145,10 @@ def test_without_locks_it_fills_beside_other_servers(
     """Fault injected: a file system that has no locks."""
     monkeypatch.setattr(fill_module, "STORED_S", 0.3)
 
-    def refused(_fd: int, _how: int) -> None:
+    def refused(_path: str, *, limit_s: float) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    locks = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=refused)
-    monkeypatch.setattr(fill_module, "fcntl", locks)
+    monkeypatch.setattr(fill_module, "file_lock", SimpleNamespace(acquire=refused))
     with cache.open(source) as cached:
         fill, _ = a_fill(source, cache, FillSettings(quiet_s=0, lock=str(tmp_path / "lock")))
         fill._fetcher = Storing(cached, 0.0, set())  # type: ignore[assignment]

@@ -250,7 +250,7 @@ def answer_request(link: socket.socket) -> None:
 def test_an_interrupt_of_the_agents_process_is_one_of_the_command(lab: Lab) -> None:
     """As ^C is in the terminal that the agent runs in."""
     with lab.agent():
-        with server_registry.bringing_up(str(lab.mounts.runtime), lab.image.digest):
+        with server_registry.lock_image(str(lab.mounts.runtime), lab.image.digest):
             child = lab.start("mount")
             until(lambda: len(lab.mounts.processes()) >= SERVED)
             for task in children(lab.agent_pid):

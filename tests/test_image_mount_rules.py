@@ -309,7 +309,7 @@ def test_what_an_earlier_version_was_killed_while_writing_goes_too(tmp_path: Pat
     (folder / server_registry.FRONT).mkdir(parents=True)
     (folder / f"{server_registry.SERVER}.new").write_text("{")
     os.utime(folder, (1, 1))
-    assert server_registry.servers(str(tmp_path)) == []
+    assert server_registry.list_servers(str(tmp_path)) == []
     assert not folder.exists()
 
 

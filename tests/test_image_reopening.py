@@ -47,8 +47,8 @@ class Ended(threading.Event):
 def waits_of(error: Exception, tries: int) -> list[float]:
     down: Any = Down(error)
     ended = Ended(tries)
-    what = {"front": down, "deadline_s": 60.0, "ended": ended, "say": lambda *_: None}
-    assert image_reopening.reopened(down, "digest", "image", **what) is None
+    what = {"file": down, "deadline_s": 60.0, "ended": ended, "say": lambda *_: None}
+    assert image_reopening.reopen_image(down, "digest", "image", **what) is None
     return ended.waits_s
 
 

@@ -16,6 +16,7 @@ from waiting import until
 from bootseer.fuse.mount.mount_point import can_mount
 from bootseer.storage.lease import surely_dead, this_owner
 from bootseer.stripedfs.read import partial_download
+from bootseer.stripedfs.read.partial_download import ArrivedRange, PartialDownload
 from bootseer.system import processes
 from bootseer.system.child_processes import fork, name_thread
 from bootseer.system.processes import (
@@ -135,11 +136,11 @@ def test_what_an_unknown_boot_left_is_not_trusted(
     """Without /proc two boots looked alike, and bytes that were never synced were taken."""
 
     def landed(*, resume: bool) -> str | None:
-        with partial_download.Landing(
+        with PartialDownload.open(
             str(tmp_path / "f"), "a key", size_bytes=4, resume=resume
         ) as landing:
-            found = landing.arrived("", 0, 4)
-            landing.note([("", partial_download.Arrived(0, 4, "a digest"))])
+            found = landing.find_digest("", 0, 4)
+            landing.add([("", ArrivedRange(0, 4, "a digest"))])
             landing.save()
         return found
 

@@ -291,7 +291,7 @@ def test_a_command_that_may_not_be_told_of_a_size_goes_on(monkeypatch, error):
         seen.append(("refused", pid, number))
         raise error
 
-    monkeypatch.setattr(output_tap.transparent_child, "start", start)
+    monkeypatch.setattr(output_tap.job_process, "start", start)
     monkeypatch.setattr(os, "kill", refuse)
     output_tap._start(["x"], {}, {}, [Terminal()])
     assert seen[0](signal.SIGWINCH) is True
