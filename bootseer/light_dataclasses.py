@@ -154,7 +154,7 @@ def quickly_made(cls: Class) -> Class:
     must not be frozen and has no `__post_init__`.
     """
     described: Any = cls
-    names: dict[str, Any] = {"_absent": _NO_DEFAULT}
+    names: dict[str, Any] = {"__name__": cls.__module__, "_absent": _NO_DEFAULT}
     parameters = {False: ["self"], True: ["*"]}  # of fields that may be given by place, or not
     lines = []
     for name, one in described._light_fields.items():
