@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
-
-from bootseer.errors import from_os_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Self
 
 
@@ -70,4 +68,6 @@ class OsAction:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, OSError):
+            from bootseer.errors import from_os_error  # not for Python 3.9, as the rest is
+
             raise from_os_error(error, self._action) from error

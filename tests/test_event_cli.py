@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 
 import pytest
 from wrapping import BOOTSEER, clean_env, lines, named, run, wrapped
 
+from bootseer.cli import event
 from bootseer.profiler.report.load.load import load
+from bootseer.system import file_lock
 
 EVENT = [*BOOTSEER, "event"]
 
@@ -88,6 +92,22 @@ def test_commands_in_the_background_lose_no_span_of_each_other(tmp_path):
     assert loaded.problems == ()
     spans = [span for start in loaded.starts for source in start.sources for span in source.spans]
     assert sorted(span.name for span in spans) == sorted("abcd" * 4)
+    assert not list((tmp_path / ".open").iterdir())
+
+
+def test_without_locks_spans_are_told_apart(tmp_path, monkeypatch, capsys):
+    """Fault injected: a file system that has no locks."""
+
+    def refused(_descriptor, **_how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(file_lock, "lock", refused)
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(tmp_path))
+    for words in (["begin", "a"], ["begin", "a"], ["end", "a"], ["end", "a"]):
+        assert event.main(words) == 0
+    inner, outer = reversed(capsys.readouterr().out.split())
+    assert inner != outer
+    assert [each["span_id"] for each in named(tmp_path, "a", "end")] == [inner, outer]
     assert not list((tmp_path / ".open").iterdir())
 
 

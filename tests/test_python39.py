@@ -12,7 +12,7 @@ from wrapping import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
 NAMES += ["system/__init__", "system/file_lock", "system/readiness", "system/processes"]
-NAMES += ["context_managers", "errors"]
+NAMES += ["context_managers"]
 NAMES += [
     f"entrypoint/{name}"
     for name in (

@@ -39,7 +39,9 @@ def old_python(python: str, *words: str, events: Path, **more) -> subprocess.Com
 
 
 def lines(events: Path) -> list[dict]:
-    return [json.loads(x) for f in sorted(events.iterdir()) for x in f.read_text().splitlines()]
+    return [
+        json.loads(x) for f in sorted(events.glob("*.jsonl")) for x in f.read_text().splitlines()
+    ]
 
 
 JOB = """
@@ -70,6 +72,11 @@ def test_event_command(tmp_path):
     done = old_python("pypy3", "-m", "bootseer", "event", "point", "ready", events=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert lines(tmp_path)[-1]["name"] == "ready"
+    begun = old_python("pypy3", "-m", "bootseer", "event", "begin", "a", events=tmp_path)
+    ended = old_python("pypy3", "-m", "bootseer", "event", "end", "a", events=tmp_path)
+    assert (begun.returncode, begun.stderr, ended.returncode, ended.stderr) == (0, "", 0, "")
+    found = {(e["event"], e["span_id"]) for e in lines(tmp_path) if e["name"] == "a"}
+    assert found >= {("begin", begun.stdout.strip()), ("end", begun.stdout.strip())}
 
 
 @pytest.mark.debian("pypy3")

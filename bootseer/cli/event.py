@@ -156,8 +156,8 @@ class _OpenSpans:
         line = f"{new} {_join_lines(name)}\n".encode("utf-8", "replace")
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            with self._lock(create=True) as lock:
-                if os.write(lock.descriptor, line) == len(line):
+            with self._open(os.O_CREAT | os.O_APPEND) as file:
+                if os.write(file.descriptor, line) == len(line):
                     return new
         except OSError:
             pass
@@ -169,17 +169,18 @@ class _OpenSpans:
         Returns the span's id and name.
         """
         try:
-            with self._lock(create=False) as lock:
-                fd = lock.descriptor
+            with self._open(0) as file:
+                fd = file.descriptor
                 text = os.read(fd, os.fstat(fd).st_size).decode("utf-8", "replace")
                 lines = text.splitlines()
                 for number in range(len(lines) - 1, -1, -1):
                     open_span, _, open_name = lines[number].partition(" ")
                     if open_span == span if span else open_name == _join_lines(name):
-                        del lines[number]
-                        os.ftruncate(fd, 0)
-                        os.write(fd, "".join(line + "\n" for line in lines).encode())
                         span, name = open_span, name or open_name
+                        del lines[number]
+                        rest = "".join(line + "\n" for line in lines).encode()
+                        os.pwrite(fd, rest, 0)
+                        os.ftruncate(fd, len(rest))
                         break
                 if not lines:
                     os.unlink(self._path)
@@ -187,16 +188,23 @@ class _OpenSpans:
             pass  # no span was begun in this shell, or the file could not be written
         return span or self._derive_id(name), name or "unnamed"
 
-    def _lock(self, *, create: bool) -> FileLock:
+    def _open(self, more_flags: int) -> FileLock:
         """Open the file for this process alone: commands in the background run side by side."""
         from bootseer.system import file_lock
 
-        flags = os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | more_flags
         while True:
-            lock = file_lock.acquire(self._path, 0o666, create=create, flags=flags, limit_s=_LOCK_S)
-            if lock.is_named(self._path):
-                return lock
-            lock.close()  # another process ended its last span and removed the file
+            file = file_lock.FileLock(os.open(self._path, flags, 0o666))
+            try:
+                file_lock.lock(file.descriptor, limit_s=_LOCK_S)
+            except BlockingIOError:
+                file.close()
+                raise
+            except OSError:
+                return file  # a file system without locks
+            if file.is_named(self._path):
+                return file
+            file.close()  # another process ended its last span and removed the file
 
 
 def _join_lines(name: str) -> str:

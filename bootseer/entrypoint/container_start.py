@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from bootseer.system.processes import start_ticks
+from bootseer.system.processes import find_start_ticks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def start_age_ns(pid: int) -> int | None:
     """Return how long ago a process was forked, in ns (grain 10 ms), or None when unknown."""
     try:
-        ticks = start_ticks(pid)
+        ticks = find_start_ticks(pid)
     except TimeoutError:
         return None
-    if not ticks:
+    if ticks is None:
         return None
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return max(0, now_ns - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))

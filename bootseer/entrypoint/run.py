@@ -1,4 +1,4 @@
-"""`bootseer run`: one command as one measured phase, run as `transparent_child` does.
+"""`bootseer run`: one command as one measured phase, run as `job_process` does.
 
 The command line is parsed by hand and with few imports, because this stands in front of every
 process of a job. No fault of the events may affect the job.

@@ -3,5 +3,6 @@
 import sys
 
 from bootseer import events
+from bootseer.events import *  # noqa: F403 - what type checkers see
 
 sys.modules[__name__] = events

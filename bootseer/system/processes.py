@@ -87,19 +87,24 @@ def stat_fields(stat: bytes) -> list[bytes]:
     return stat.rpartition(b")")[2].split()
 
 
-def start_ticks(pid: int) -> int:
-    """When a process was forked, in clock ticks since boot; 0 for one that has ended.
+def find_start_ticks(pid: int) -> int | None:
+    """When a process was forked, in clock ticks since boot; None for one that has ended.
 
     Raises TimeoutError when the kernel keeps the answer back: the process is alive, in execve(2).
     """
     path = f"/proc/{pid}/stat"
     try:
         fields = stat_fields(_read(path) if pid == os.getpid() else read_proc(path))
-        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
     except TimeoutError:
         raise
     except (OSError, ValueError, IndexError):
-        return 0
+        return None
+
+
+def start_ticks(pid: int) -> int:
+    """As `find_start_ticks`, with 0 for a process that has ended."""
+    return find_start_ticks(pid) or 0
 
 
 def own_status(name: str) -> str:
