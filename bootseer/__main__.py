@@ -41,8 +41,7 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
     if args and args[0] == "run":
         from bootseer.entrypoint import run
 
-        code = run.main(args[1:])
-        return run.leave_now(code) if at_exit else code
+        return _leave(run.main(args[1:]), at_exit)
     if args and args[0] == "event":
         from bootseer.cli import event
 
@@ -68,19 +67,27 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
 
         image_code = image_direct.run_without_click(args)
         if image_code is not None:
-            return _exit_now(image_code) if at_exit else image_code
+            return _leave(image_code, at_exit)
     if args[:2] == ["deps", "run"]:
         from bootseer.cli.deps import direct as deps_direct
 
         deps_code = deps_direct.run_without_click(args)
         if deps_code is not None:
-            return _exit_now(deps_code) if at_exit else deps_code
+            return _leave(deps_code, at_exit)
     if args[:1] == ["report"] and at_exit:
         import gc
 
         gc.disable()  # the process ends with the report: there is no garbage worth collecting
-        return _exit_now(_by_click(args))
+        return _leave(_by_click(args), at_exit)
     return _by_click(args)
+
+
+def _leave(code: int, at_exit: bool) -> int:
+    if not at_exit:
+        return code
+    from bootseer.entrypoint import job_process
+
+    return job_process.leave_now(code)
 
 
 def restore_environment(environ: MutableMapping[bytes, bytes]) -> None:
@@ -105,19 +112,6 @@ def _by_click(args: list[str]) -> int:
     from bootseer.cli import root
 
     return root.main(args)
-
-
-def _exit_now(code: int) -> int:
-    """End this process without tearing down the interpreter.
-
-    Freeing what a mount imported, or the data of a large report, would delay the caller.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass  # the stream is closed, or its reader is
-    os._exit(code)
 
 
 if __name__ == "__main__":

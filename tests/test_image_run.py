@@ -23,7 +23,7 @@ from waiting import until
 from web_fakes import Request, head
 
 from bootseer.cli import root
-from bootseer.cli.image import outcome
+from bootseer.entrypoint import job_process
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.mount.settings import MountSettings
@@ -967,7 +967,7 @@ def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPa
     with contextlib.suppress(OSError):
         if way == "closed":
             stream.close()
-    outcome.print_note("a read failed")
+    job_process.say("a read failed")
     with contextlib.suppress(OSError):
         stream.close()
 

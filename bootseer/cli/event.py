@@ -244,14 +244,14 @@ def write_event(options: Options, environ: dict[str, str]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run `bootseer event` with the arguments after it; return the exit code."""
+    from bootseer.entrypoint import job_process
     from bootseer.entrypoint.run import RunUsageError
 
     environ = dict(os.environ)
     try:
         options = parse(arguments, environ)
     except (EventUsageError, RunUsageError) as error:
-        if sys.stderr is not None:
-            sys.stderr.write(f"bootseer: {error}\n")
+        job_process.say(str(error))
         return 2
     if options.help:
         if sys.stdout is not None:

@@ -182,6 +182,7 @@ def run(
     install_roots.begin_to_ask(command, os.environ, os.getcwd())
     from bootseer.depsnap import run as runs
     from bootseer.depsnap.settings import DAY_S
+    from bootseer.entrypoint import job_process
     from bootseer.events.writer import open_writer
 
     if not gc.isenabled():
@@ -206,19 +207,10 @@ def run(
     if outcome.reasons:
         prefix = "no snapshot kept: " if outcome.result == "installed" else ""
         prefix = f"installed, and {prefix}" if prefix and not outcome.code else prefix
-        _print_note(f"{prefix}{'; '.join(outcome.reasons)}")
+        job_process.say(f"{prefix}{'; '.join(outcome.reasons)}")
     for note in outcome.notes:
-        _print_note(note)
+        job_process.say(note)
     if not outcome.reasons and sys.stderr is not None and sys.stderr.isatty():
         form = outcome.details.get("bootseer.deps.form", "")
-        _print_note(f"dependencies {outcome.result} {form}")
+        job_process.say(f"dependencies {outcome.result} {form}")
     return runs.follow(settings, outcome)
-
-
-def _print_note(text: str) -> None:
-    """Write one line to standard error, if that is possible."""
-    try:
-        sys.stderr.write(f"bootseer: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass

@@ -9,6 +9,7 @@ import click
 from bootseer.cli.image.options import cache_option, plain_http_option
 from bootseer.cli.shared import progress, sizes
 from bootseer.cli.shared.options import echo_json, json_option
+from bootseer.entrypoint import job_process
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.image_build.builder import BuildSettings
@@ -105,8 +106,8 @@ def command(ref: str, as_json: bool, **options: Any) -> int:
             _make_settings(ref, **options),
             expect=meter.expect,
             progress=meter.advance,
-            note=_print_note,
-            stage=_ignore_stage if progress.is_bar_shown() else _print_note,
+            note=job_process.say,
+            stage=_ignore_stage if progress.is_bar_shown() else job_process.say,
         )
     if as_json:
         echo_json(dataclasses.asdict(report))
@@ -119,10 +120,6 @@ def command(ref: str, as_json: bool, **options: Any) -> int:
         f"{sizes.format_size(report.stored_bytes)}, for {report.subject}"
     )
     return 0
-
-
-def _print_note(text: str) -> None:
-    click.echo(f"bootseer: {text}", err=True)
 
 
 def _ignore_stage(text: str) -> None:

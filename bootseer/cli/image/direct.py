@@ -12,6 +12,7 @@ import time
 
 from bootseer.agent import client as agent
 from bootseer.cli.image import words as image_words
+from bootseer.entrypoint import job_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
             settings,
             outcome.print_plan,
             lambda mount_settings: _mount(mount_settings, helper),
-            outcome.print_note,
+            job_process.say,
         )
     finally:
         if helper is not None:  # where it was not mounted at all

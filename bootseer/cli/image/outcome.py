@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bootseer.cli.shared import size_text
+from bootseer.entrypoint import job_process
 
 if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.mount import MountedImage
@@ -22,7 +23,7 @@ def export_events_directory(folder: str) -> None:
 def print_mounted(mounted: MountedImage) -> None:
     """Print how an image was mounted: notes on what is unusual, then one line."""
     for note in mounted.notes:
-        print_note(note)
+        job_process.say(note)
     if mounted.shared:
         way = "another mount of this node serves it"
     elif mounted.complete:
@@ -33,7 +34,7 @@ def print_mounted(mounted: MountedImage) -> None:
         way = f"a hot set of {size_text.format_size(mounted.hot_bytes)} follows"
     else:
         way = "no hot set: bytes arrive as they are read"
-    print_note(f"mounted {mounted.digest[:19]}; {way}")
+    job_process.say(f"mounted {mounted.digest[:19]}; {way}")
 
 
 def print_plan(plan: RunPlan) -> None:
@@ -41,16 +42,7 @@ def print_plan(plan: RunPlan) -> None:
     if plan.mounted is not None:
         print_mounted(plan.mounted)
     else:
-        print_note(f"podman pulls the image: {plan.reason}")
-
-
-def print_note(text: str) -> None:
-    """Print one line on standard error; if that is closed or full, the exit code tells enough."""
-    try:
-        sys.stderr.write(f"bootseer: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
+        job_process.say(f"podman pulls the image: {plan.reason}")
 
 
 def print_json(mounted: MountedImage) -> None:

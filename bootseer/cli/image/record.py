@@ -25,6 +25,7 @@ from bootseer.cli.image.options import (
     words_after_dashes,
 )
 from bootseer.cli.shared import sizes
+from bootseer.entrypoint import job_process
 from bootseer.errors import UsageError
 
 
@@ -86,7 +87,6 @@ def command(
     options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
-    from bootseer.cli.image.outcome import print_note
     from bootseer.imageprefetch.run import podman
     from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
@@ -103,7 +103,7 @@ def command(
             plain_http=plain_http or None,
             **fields,
         ),
-        print_note,
+        job_process.say,
     )
     if recorded.trace is None:
         why = "failed before its first step" if recorded.failed else "read nothing of the image"
