@@ -663,6 +663,18 @@ def test_each_input_changes_the_key(project: Project, tmp_path: Path) -> None:
     assert len(set(seen.values())) == len(seen), seen
 
 
+def test_a_constraint_file_named_as_standard_input_counts(project: Project) -> None:
+    """pip opens a file of that name; only a list of requirements is read from standard input."""
+    command = [*project.command, "-c", "-"]
+    with pytest.raises(NotFoundError):
+        project.key(command)
+    digests = set()
+    for text in ("six<2\n", "six<3\n"):
+        (project.home / "-").write_text(text)
+        digests.add(project.key(command).digest)
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize("at", ["XDG_CONFIG_DIRS", "HOME", "PIP_CONFIG_FILE", "PIP_CONSTRAINT"])
 def test_what_a_constraint_that_settings_name_says_counts(
     project: Project, tmp_path: Path, at: str

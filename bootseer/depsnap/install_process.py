@@ -109,7 +109,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
     A signal that arrives just before a wait begins, or in another thread, does not interrupt it.
     """
-    with contextlib.suppress(OSError):  # a kernel or sandbox without pidfds
+    with contextlib.suppress(OSError, AttributeError):  # a kernel, sandbox or Python without pidfds
         process = os.pidfd_open(child.pid)
         try:
             while not readable(process, timeout_s=_LOOK_S):

@@ -60,7 +60,7 @@ class _Workers:
 _workers = _Workers()
 
 
-def call_within(call: Callable[[], T], timeout_s: float, what: str) -> T:
+def call_with_limit(call: Callable[[], T], timeout_s: float, what: str) -> T:
     """Return what `call` returns; DeadlineError when it takes longer.
 
     It then goes on in a thread of its own, and its result is dropped: it must neither write to the
@@ -71,7 +71,7 @@ def call_within(call: Callable[[], T], timeout_s: float, what: str) -> T:
 
 
 def call_until(call: Callable[[], T], end_s: Callable[[], float], message: str) -> T:
-    """As `call_within`, up to a moment of the monotonic clock that may move while `call` works.
+    """As `call_with_limit`, up to a moment of the monotonic clock that may move while `call` works.
 
     Raises DeadlineError with `message` once the moment that `end_s` returns has passed.
     """

@@ -37,6 +37,18 @@ def fork() -> int:
     return pid
 
 
+def has_threads() -> bool:
+    """Whether a forked child may inherit locks that nothing releases: other threads run here.
+
+    One that waits for a call that was given up counts as well.
+    """
+    import threading
+
+    from bootseer.system.processes import has_unanswered_calls
+
+    return threading.active_count() > 1 or has_unanswered_calls()
+
+
 def silence_streams() -> None:
     """Replace the standard streams by /dev/null, so that their readers see the end of file."""
     null = os.open(os.devnull, os.O_RDWR)

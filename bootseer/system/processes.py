@@ -28,6 +28,10 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The initial one of the machine, from `linux/proc_ns.h`, in which every process is visible."""
 
 
+_unanswered: set[int] = set()
+"""The calls that were given up and may go on in their threads."""
+
+
 class NoAnswerError(TimeoutError):
     """A call took longer than its limit."""
 
@@ -57,6 +61,7 @@ def call_within(limit_s: float, function: Callable[..., Result], *arguments: Any
         except BaseException as error:  # whatever it is, it belongs to the caller
             outcome.append((None, error))
         finally:
+            _unanswered.discard(id(outcome))
             running.release()
 
     # The thread begins with our mask: signals that we hold back for a job must not end it there.
@@ -67,11 +72,19 @@ def call_within(limit_s: float, function: Callable[..., Result], *arguments: Any
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
     running.acquire(timeout=min(limit_s, _thread.TIMEOUT_MAX))
     if not outcome:
+        _unanswered.add(id(outcome))
+        if outcome:  # it came just now
+            _unanswered.discard(id(outcome))
         raise NoAnswerError(f"the kernel did not answer within {limit_s:g} s")
     result, error = outcome[0]
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
+
+
+def has_unanswered_calls() -> bool:
+    """Whether a call that `call_within` gave up may still go on in its thread."""
+    return bool(_unanswered)
 
 
 def _read(path: str) -> bytes:

@@ -167,7 +167,9 @@ class _Reader:
     ) -> None:
         files = _local_files(install.requirement_files)
         lists = _read_lists(files, folder, variables)
-        limits = _read_lists(_local_files(install.constraint_files), folder, variables)
+        paths = map(local_path, install.constraint_files)
+        limiting = [path for path in paths if path is not None]
+        limits = _read_lists(limiting, folder, variables)
         texts = lists | limits
         self.digests |= {f"file {label(p, self._cwd)}": digest_text(t) for p, t in texts.items()}
         self.variables |= _variables_in(texts.values())
@@ -186,8 +188,8 @@ class _Reader:
         self.names |= _package_names(_requirements_in(words, named))
         exact = _pins(requirements)
         self.all_exact &= all_read and len(exact) == len(requirements)
-        limiting = _requirements_in((), [_COMMENT.sub("", text) for text in limits.values()])
-        self.pinned |= dict(_pins(limiting)) | dict(exact)
+        constraints = _requirements_in((), [_COMMENT.sub("", text) for text in limits.values()])
+        self.pinned |= dict(_pins(constraints)) | dict(exact)
 
     def _add_local_packages(
         self,

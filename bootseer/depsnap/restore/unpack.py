@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from bootseer.depsnap.types import (
     UnpackPolicy,
 )
 from bootseer.errors import BootseerError, CorruptDataError, NoSpaceError, from_os_error
-from bootseer.system.child_processes import fork
+from bootseer.system.child_processes import fork, has_threads
 from bootseer.system.regular_files import open_to_read
 
 TYPE_CHECKING = False
@@ -73,7 +72,7 @@ def unpack(
     the destinations are then to be thrown away.
     """
     _check(index, destinations, policy, packed)
-    if threading.active_count() > 1 or stall_s is not None:
+    if has_threads() or stall_s is not None:
         from bootseer.depsnap.restore import unpack_process  # `subprocess` costs 20 ms
 
         order = unpack_process.Order(path, index.digest, list(destinations), policy, limits, packed)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import marshal
 import os
-import threading
 from operator import attrgetter
 
 import xxhash
 
-from bootseer.system.child_processes import fork
+from bootseer.system.child_processes import fork, has_threads
 
 _MASK = (1 << 128) - 1
 _DIVISIBLE = 256
@@ -27,7 +26,7 @@ def seal(roots: list[str]) -> list[str]:
     """
     pending = [(str(number), root) for number, root in enumerate(roots)]
     strict, loose = _walk(pending, _DIVISIBLE)
-    if pending and threading.active_count() == 1 and len(os.sched_getaffinity(0)) > 1:
+    if pending and not has_threads() and len(os.sched_getaffinity(0)) > 1:
         other = _start_walk(pending[1::2])
         mine = _walk(pending[::2])
         theirs = _await_walk(*other)

@@ -133,7 +133,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
     from bootseer.events.redaction import redact_message
     from bootseer.storage import retry
-    from bootseer.storage.bounded_calls import call_within
+    from bootseer.storage.bounded_calls import call_with_limit
     from bootseer.stripedfs.read.get import get_from_store
     from bootseer.stripedfs.read.open import locate
 
@@ -144,7 +144,7 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
     if look_s == math.inf:
         store, found = look()
     else:
-        store, found = call_within(look, look_s, f"look at {redact_message(checkpoint.url)}")
+        store, found = call_with_limit(look, look_s, f"look at {redact_message(checkpoint.url)}")
     try:
         if not found.is_folder:
             _make_directory(checkpoint.to)

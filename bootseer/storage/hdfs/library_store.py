@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
-from bootseer.storage.bounded_calls import Transfer, call_within
+from bootseer.storage.bounded_calls import Transfer, call_with_limit
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.retry import retrying
@@ -43,7 +43,7 @@ class LibraryStore(TemporaryNameStore):
     def _call_once(self, what: str, call: Callable[[], T]) -> T:
         """As `call`, without retries."""
         try:
-            return call_within(call, self._options.stall_s, what)
+            return call_with_limit(call, self._options.stall_s, what)
         except DeadlineError:
             self._disconnect()  # or each attempt would wait on the same connection
             raise

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from bootseer.context_managers import Committing
 from bootseer.errors import StoreUnavailableError
-from bootseer.storage.bounded_calls import call_within
+from bootseer.storage.bounded_calls import call_with_limit
 from bootseer.storage.hdfs.library_store import LibraryStore
 from bootseer.storage.store import TEMPORARY
 
@@ -97,13 +97,13 @@ class LibraryWriter(Committing):
             return
         self._open = False
         try:
-            call_within(self._remove, self._stall_s, self._what)
+            call_with_limit(self._remove, self._stall_s, self._what)
         except Exception:  # the cluster is away: the temporary stays for `gc`, hidden from readers
             pass
 
     def _call_once(self, call: Callable[[], object]) -> None:
         """One step of the writing; never retried, for its bytes may have been taken."""
         try:
-            call_within(call, WRITE_LIMIT_S, self._what)
+            call_with_limit(call, WRITE_LIMIT_S, self._what)
         except Exception as error:  # libraries raise kinds of their own
             raise self._store.map_error(error, self._what) from error

@@ -18,7 +18,7 @@ from bootseer.errors import (
     NotFoundError,
     StoreUnavailableError,
 )
-from bootseer.storage.bounded_calls import call_within
+from bootseer.storage.bounded_calls import call_with_limit
 from bootseer.storage.hdfs.library_store import BLOCK_BYTES, LibraryStore, block_locations
 from bootseer.storage.hdfs.native_clients import Clients, ReaderPool
 from bootseer.storage.hdfs.native_errors import from_native_error
@@ -127,7 +127,7 @@ class NativeStore(LibraryStore):
             return elsewhere < end
 
         try:
-            damaged = call_within(is_damaged, self._options.stall_s, what)
+            damaged = call_with_limit(is_damaged, self._options.stall_s, what)
         except Exception:
             return  # the cluster cannot say: `error` stays what it is
         if damaged:
