@@ -41,9 +41,10 @@ class Once:
 class Reporter:
     """Reports each kind of fault once, so that a million failing reads are one line.
 
-    `event` is the name under which `bootseer report` shows them, `attributes` stand in each of
-    these events, and `writer` writes them: by default this process's own. `log` takes the line,
-    after the event or, with `log_first`, before it.
+    After MOST_KINDS reports there are no more, for texts that are kinds may differ without end;
+    `endless`: kinds are few, or far apart. `event` is the name under which `bootseer report` shows
+    them, `attributes` stand in each of these events, and `writer` writes them: by default this
+    process's own. `log` takes the line, after the event or, with `log_first`, before it.
     """
 
     def __init__(
@@ -52,17 +53,20 @@ class Reporter:
         log: Callable[[str], None] | None = None,
         *,
         log_first: bool = False,
+        endless: bool = False,
         writer: events.NullWriter | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
         self._event, self._log, self._log_first = event, log, log_first
         self._writer, self._attributes = writer, attributes or {}
         self._reported = Once()
+        self._left: float = math.inf if endless else MOST_KINDS
 
     def report(self, kind: str, text: str, *, same: str = "") -> None:
         """Report a fault, if it is the first of its kind, or of those that are the `same`."""
-        if not self._reported.is_new(same or kind):
+        if not self._left or not self._reported.is_new(same or kind):
             return
+        self._left -= 1
         if self._log is not None and self._log_first:
             self._log(text)
         attributes = {"error.type": kind, "error.message": text, **self._attributes}

@@ -50,13 +50,5 @@ def test_aligned(some: list[tuple[int, int]], size: int, grain: int):
     assert all(e.offset % grain == 0 and (e.end % grain == 0 or e.end == size) for e in found)
 
 
-@given(EXTENTS, st.integers(0, 6))
-def test_joined(some: list[tuple[int, int]], gap: int):
-    found = extent.joined(some, gap)
-    assert numbers(found) >= numbers(some)
-    assert all(b.offset - a.end > gap for a, b in itertools.pairwise(found))
-    assert all(hole.length <= gap for hole in extent.subtract(found, some))
-
-
 def test_an_extent_knows_its_end():
     assert Extent(3, 4).end == 7

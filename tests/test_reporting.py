@@ -50,16 +50,17 @@ def test_the_log_line_comes_after_the_event_or_before_it(tmp_path: Path, log_fir
     assert len(named(tmp_path, "x.fault")) == 1
 
 
-def test_kinds_without_end_are_all_reported_and_fill_no_memory(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("endless", [False, True])
+def test_kinds_without_end_fill_no_memory_and_no_log_but_where_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, endless: bool
 ) -> None:
     monkeypatch.setattr(reporting, "MOST_KINDS", 3)
     said: list[str] = []
-    reporter = Reporter("x.fault", said.append, writer=events.NullWriter())
+    reporter = Reporter("x.fault", said.append, endless=endless, writer=events.NullWriter())
     for number in range(9):
         for _ in range(2):
             reporter.report(f"kind {number}", str(number))
-    assert said == [str(number) for number in range(9)]
+    assert said == [str(number) for number in range(9 if endless else 3)]
     assert len(reporter._reported._met_s) == 3
 
 

@@ -22,6 +22,7 @@ import zstandard
 from bootseer.blockimage.tree_entries import FileExtent
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.trace.trace_file import FilePlace
+from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError
 
 MAGIC = b"BSFILES\x01"
@@ -137,7 +138,9 @@ class FileMap:
 
 def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the file map") -> FileMap:
     """Read a file map. Raises CorruptDataError for whatever is not a plausible one."""
-    raw = _unpacked(data, limits, name)
+    if len(data) > limits.packed_bytes:
+        raise CorruptDataError(f"{name} has {len(data)} bytes, more than {limits.packed_bytes}")
+    raw = unpack_frame(data, most_bytes=limits.raw_bytes, window_bytes=_WINDOW_BYTES, name=name)
     if len(raw) < _HEADER.size + _DIGEST_BYTES or not raw.startswith(MAGIC):
         raise CorruptDataError(f"{name} is none of a version that is known here")
     _, files, extents, paths_bytes, data_bytes = _HEADER.unpack_from(raw)
@@ -151,19 +154,6 @@ def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the file map") -
         return FileMap(_files(raw, files, extents, paths_bytes, data_bytes), data_bytes)
     except ValueError as error:
         raise CorruptDataError(f"{name} is damaged or forged: {error}") from error
-
-
-def _unpacked(data: bytes, limits: Limits, name: str) -> bytes:
-    if len(data) > limits.packed_bytes:
-        raise CorruptDataError(f"{name} has {len(data)} bytes, more than {limits.packed_bytes}")
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-    try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= limits.raw_bytes:
-            raise CorruptDataError(f"{name} unpacks to more than {limits.raw_bytes} bytes")
-        return decompressor.decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"{name} is no intact zstd frame: {error}") from error
 
 
 def _files(raw: bytes, files: int, extents: int, paths_bytes: int, data_bytes: int) -> list[File]:

@@ -23,6 +23,7 @@ import zstandard
 
 from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.blocks.table import Unpacker
+from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.light_dataclasses import dataclass
 
@@ -139,7 +140,10 @@ def parse_boot(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS)
     """Read a boot whose digest was checked. Raises CorruptDataError when it is none."""
     if len(data) > limits.boot_bytes:
         raise CorruptDataError(f"the pack's boot has {len(data)} bytes: more than is allowed")
-    raw = memoryview(_unpacked(data, limits))
+    most_bytes, window_bytes = limits.raw_boot_bytes, limits.window_bytes
+    raw = memoryview(
+        unpack_frame(data, most_bytes=most_bytes, window_bytes=window_bytes, name="the pack's boot")
+    )
     try:
         magic, page, zero, data_bytes, *sizes = _HEADER.unpack_from(raw)
     except struct.error as error:
@@ -150,17 +154,6 @@ def parse_boot(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS)
         raise CorruptDataError("the pack's boot does not have the sizes that it claims")
     meta, table = _HEADER.size + sizes[0], _HEADER.size + sizes[0] + sizes[1]
     return Boot(raw[_HEADER.size : meta], raw[meta:table], data_bytes, raw[table:])
-
-
-def _unpacked(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
-    try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= limits.raw_boot_bytes:
-            raise CorruptDataError("the pack's boot unpacks to more than is allowed")
-        return decompressor.decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"the pack's boot is no intact zstd frame: {error}") from error
 
 
 def open_frame(frame: Frame, stored: bytes | bytearray | memoryview, raw: memoryview) -> None:

@@ -80,14 +80,3 @@ def aligned(
             end = min(size_bytes, -(-(offset + length) // grain_bytes) * grain_bytes)
             grown.append((start, end - start))
     return union(grown)
-
-
-def joined(extents: Iterable[tuple[int, int]], gap_bytes: int) -> list[Extent]:
-    """As `union`, and holes of at most `gap_bytes` between two extents are filled."""
-    merged: list[Extent] = []
-    for extent in union(extents):
-        if merged and extent.offset - merged[-1].end <= gap_bytes:
-            merged[-1] = Extent(merged[-1].offset, extent.end - merged[-1].offset)
-        else:
-            merged.append(extent)
-    return merged

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import zstandard
-
 from bootseer.blockimage import hotset_manifest
 from bootseer.blockimage.pack_format import Boot, parse_boot
+from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.manifest import Manifest, digest_of
@@ -73,10 +72,4 @@ def check_boot(stored: bytes | bytearray, digest: str) -> Boot:
 
 def unpack_metadata(packed: bytes) -> bytes:
     """The EROFS metadata of its blob. Raises CorruptDataError."""
-    try:
-        size = zstandard.frame_content_size(packed)
-        if not 0 <= size <= META_LIMIT_BYTES:
-            raise CorruptDataError("the image's metadata unpacks to more than is allowed")
-        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"the image's metadata is no intact zstd frame: {error}") from error
+    return unpack_frame(packed, most_bytes=META_LIMIT_BYTES, name="the image's metadata")

@@ -113,7 +113,9 @@ def call_in_process(
     uses no descriptor of ours: they are closed there, so that a process that is left behind does
     not hold them. An error of ours that it raises is raised here, as its nearest class in `errors`.
     """
-    from bootseer.system.child_processes import fork  # most starts call nothing that may hang
+    # Most starts call nothing that may hang. The child must import nothing.
+    from bootseer.system.child_processes import close_descriptors, fork
+    from bootseer.system.regular_files import write_fully
 
     try:
         out, into = os.pipe()
@@ -126,7 +128,12 @@ def call_in_process(
         os.close(into)
         raise errors.from_os_error(error, f"ask {what}") from error
     if pid == 0:
-        _answer(call, into)
+        try:
+            close_descriptors(into)
+            _open_standard_streams(into)
+            write_fully(into, _reply_of(call))
+        finally:
+            os._exit(0)
     os.close(into)
     try:
         reply = _receive(out, limit_s, what, pid if while_at_work else 0)
@@ -145,22 +152,12 @@ def _late(what: str, limit_s: float) -> DeadlineError:
     return DeadlineError(f"{what} did not answer for {limit_s:g} s")
 
 
-def _answer(call: Callable[[], bytes], into: int) -> None:
-    """The child's whole life; never returns."""
-    from bootseer.system.child_processes import close_descriptors
-    from bootseer.system.regular_files import write_fully
-
+def _reply_of(call: Callable[[], bytes]) -> bytes:
     try:
-        close_descriptors(into)
-        _open_standard_streams(into)
-        try:
-            reply = _OK + call()
-        except BootseerError as error:
-            kinds = [k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__]
-            reply = json.dumps([kinds[0], str(error)]).encode()
-        write_fully(into, reply)
-    finally:
-        os._exit(0)
+        return _OK + call()
+    except BootseerError as error:
+        kinds = [k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__]
+        return json.dumps([kinds[0], str(error)]).encode()
 
 
 def _open_standard_streams(but: int) -> None:

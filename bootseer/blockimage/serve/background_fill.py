@@ -163,7 +163,7 @@ class Fill:
                 yield True
                 return
             with lock:
-                yield True
+                yield not self._closing.is_set()
             return
         yield False
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from bootseer.blocks.fetch.readahead import ReadAhead
 
 
-FITTING_MISSES = 8
-"""Reads of blocks that a hot set lacks; one that lacks more is of another start."""
+FITTING_MISSES = 16
+"""Reads beside a hot set, those that wait for their blocks counted twice; one of another start has
+more."""
 
 
 class Touches(Protocol):
@@ -74,7 +75,10 @@ class Bytes:
             self.read_ahead = self._missed > FITTING_MISSES
         if self.read_ahead:
             self._fetch_ahead(offset, length)
-        return fetcher.hold(source, offset, length, deliver, priority)
+        held = fetcher.hold(source, offset, length, deliver, priority)
+        if held is None and priority is Priority.DEMAND:
+            self._missed += 1
+        return held
 
     def kept(self, offset: int, length: int) -> memoryview | None:
         """Bytes that are verified in the node cache; they hold until this thread asks again."""

@@ -166,13 +166,16 @@ def _lock_alone(path: str) -> FileLock | None:
     name = f"{path}/present"
     try:
         present = file_lock.acquire(name, create=False, flags=os.O_NOFOLLOW, limit_s=0)
-        if present.is_named(name):
-            return present
     except FileNotFoundError:
         return FileLock(-1) if os.path.isdir(path) else None
     except OSError:  # held by a reader
         return None
-    present.close()  # it was removed meanwhile
+    try:
+        if present.is_named(name):
+            return present
+    except OSError:
+        pass
+    present.close()  # it was removed meanwhile, or cannot be looked at
     return None
 
 

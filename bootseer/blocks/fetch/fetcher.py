@@ -316,23 +316,35 @@ class Fetcher(Closing):
             return HeldBytes(self._decision, [], [])
         size = source.block_bytes
         first, last = offset // size, (offset + length - 1) // size
-        with self._decision as scheduler:
-            if self._workers.closed:
-                raise _closed()
-            memory = scheduler.memory
-            record = memory.record_of(source)
-            blocks = memory.ready_blocks(record, first, last)
-            if blocks is None:
-                waiter = Waiter(priority, keep=deliver is not None)
-                if deliver is not None:
-                    span = (offset, length, size)
-                    waiter.on_done = functools.partial(self._deliver, waiter, span, deliver)
-                wants = map(Want, range(first, last + 1))
-                scheduler.want_in_time(record, wants, waiter, time.monotonic())
-                return None
-            for block in blocks:
-                memory.pin(block)
+        waiter: Waiter | None = None
+        try:
+            with self._decision as scheduler:
+                if self._workers.closed:
+                    raise _closed()
+                memory = scheduler.memory
+                record = memory.record_of(source)
+                blocks = memory.ready_blocks(record, first, last)
+                if blocks is None:
+                    waiter = Waiter(priority, keep=deliver is not None)
+                    if deliver is not None:
+                        span = (offset, length, size)
+                        waiter.on_done = functools.partial(self._deliver, waiter, span, deliver)
+                    wants = map(Want, range(first, last + 1))
+                    scheduler.want_in_time(record, wants, waiter, time.monotonic())
+                    return None
+                for block in blocks:
+                    memory.pin(block)
+        except BaseException:  # no thread could be started, say: the read has failed
+            if waiter is not None:
+                self._forget(waiter)
+            raise
         return HeldBytes.of(self._decision, blocks, offset, length, size)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Let go of what a read waits for, and deliver nothing to it."""
+        with self._decision as scheduler:
+            waiter.on_done = None
+            scheduler.waiters.withdraw(waiter)
 
     def _deliver(self, waiter: Waiter, span: tuple[int, int, int], deliver: Deliver) -> None:
         """The blocks of a `hold` are pinned, or it failed."""

@@ -106,7 +106,6 @@ class Replay:
         self._under_way: deque[tuple[Ticket, int]] = deque()
         self._thread: threading.Thread | None = None
         self.replayed_bytes = 0
-        self.failed_steps = 0
         self.failed = ""
 
     def start(self) -> Replay:
@@ -187,7 +186,6 @@ class Replay:
                     return True
         self._under_way.popleft()
         if not arrived:
-            self.failed_steps += 1
             return False
         self.replayed_bytes += length
         return True

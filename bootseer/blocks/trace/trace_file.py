@@ -19,6 +19,7 @@ import zstandard
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blocks.extents import PAGE_BYTES, Extent, aligned
+from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError, UsageError
 
 VERSION = 1
@@ -118,7 +119,7 @@ def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> T
     if len(data) > limits.packed_bytes:
         raise CorruptDataError(f"{name} has {len(data)} bytes, more than {limits.packed_bytes}")
     try:
-        document = json.loads(_unpacked(data, limits, name))
+        document = json.loads(_unpack(data, limits, name))
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
@@ -129,16 +130,10 @@ def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> T
         raise CorruptDataError(f"{name} is damaged or forged: {error}") from error
 
 
-def _unpacked(data: bytes, limits: Limits, name: str) -> bytes:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=limits.window_bytes)
-    try:
-        # A frame that does not say its size could be cut behind its last block unnoticed.
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= limits.raw_bytes:
-            raise CorruptDataError(f"{name} unpacks to more than {limits.raw_bytes} bytes")
-        return decompressor.decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"{name} is no intact zstd frame: {error}") from error
+def _unpack(data: bytes, limits: Limits, name: str) -> bytes:
+    return unpack_frame(
+        data, most_bytes=limits.raw_bytes, window_bytes=limits.window_bytes, name=name
+    )
 
 
 def _checked(document: dict[str, Any], limits: Limits) -> Trace:

@@ -23,6 +23,7 @@ from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.blocks.trace import trace_file as traces
 from bootseer.blocks.trace.recorder import Recorder
 from bootseer.blocks.trace.trace_file import FilePlace, Touched, Trace
+from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError, UsageError
 
 MAGIC = b"BSFILES\x01"
@@ -252,14 +253,10 @@ def parse(data: bytes, *, name: str = "the trace") -> FileTrace:
 
 
 def _document(packed: bytes, name: str) -> dict[str, Any]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=traces.LIMITS.window_bytes)
+    window_bytes = traces.LIMITS.window_bytes
+    raw = unpack_frame(packed, most_bytes=MAX_LIST_BYTES, window_bytes=window_bytes, name=name)
     try:
-        size = zstandard.frame_content_size(packed)
-        if not 0 <= size <= MAX_LIST_BYTES:
-            raise CorruptDataError(f"{name} unpacks to more than {MAX_LIST_BYTES} bytes")
-        document = json.loads(decompressor.decompress(packed, allow_extra_data=False))
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"{name} is no intact zstd frame: {error}") from error
+        document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{name} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:

@@ -83,6 +83,7 @@ class MountEvents:
             FAULT,
             lambda text: say(f"{ref}: {text}"),
             log_first=True,
+            endless=True,
             writer=writer,
             attributes=self._about,
         )
