@@ -55,12 +55,14 @@ class PrivateServer:
         """The server's process id; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    def ask(self, words: Sequence[str], output: int) -> int:
+    def ask(self, words: Sequence[str], output: int, *, what: str = "") -> int:
         """The exit code of a task, which writes to `output`; it runs again when it was killed.
 
         Raises DeadlineError after `limit_s`, when the task is interrupted, and
-        StoreUnavailableError where no server can be started or each try was killed.
+        StoreUnavailableError where no server can be started or each try was killed; `what` is the
+        task's name in these.
         """
+        what = what or self._name
         try:
             for _ in range(_TRIES):
                 answer = self._answer(words, output)
@@ -69,10 +71,10 @@ class PrivateServer:
                 with self._lock:
                     self._disconnect()
         except TimeoutError as error:
-            raise DeadlineError(f"{self._name} took more than {self._limit_s:.0f} s") from error
+            raise DeadlineError(f"{what} took more than {self._limit_s:.0f} s") from error
         except OSError as error:
             raise StoreUnavailableError(f"cannot start {self._name}: {error}") from error
-        raise StoreUnavailableError(f"{self._name} keeps dying")
+        raise StoreUnavailableError(f"{what} keeps dying")
 
     def _answer(self, words: Sequence[str], output: int) -> bytes:
         """The answer to one request; b"" when the server, or the task, was killed."""

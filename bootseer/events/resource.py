@@ -1,6 +1,6 @@
 """What a process can tell about itself: OpenTelemetry's resource attributes, and its trace.
 
-Imported by `writer` when it opens a file, and not before.
+Imported when a writer is opened, and not before.
 """
 
 from __future__ import annotations

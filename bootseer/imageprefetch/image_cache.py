@@ -232,8 +232,8 @@ class ImageCache:
         with contextlib.suppress(OSError):
             for folder in os.scandir(self.folder):
                 with contextlib.suppress(OSError):
-                    size_bytes = _fetched_bytes(folder.path)
-                    candidates.append((_used_s(folder.path), folder.path, size_bytes))
+                    used_s = _used_s(folder.path)  # raises for what is no image's
+                    candidates.append((used_s, folder.path, _fetched_bytes(folder.path)))
         left_bytes = sum(size_bytes for _, _, size_bytes in candidates)
         for used_s, path, size_bytes in sorted(candidates):
             is_old = time.time() - used_s > unused_s

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bootseer.errors import BootseerError
-from bootseer.storage.oci.config import LIMIT_BYTES, ImageConfig
-from bootseer.storage.oci.manifest import Platform, parse_object
+from bootseer.storage.oci.config import LIMIT_BYTES, ImageConfig, parse_config
+from bootseer.storage.oci.manifest import Platform
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.options import StoreOptions
 
@@ -41,13 +41,6 @@ def _fetch_config(image: str, plain_http: bool, platform: Platform) -> ImageConf
     with repository:
         try:
             _, manifest = repository.image(reference.version, platform)
-            raw = repository.blob(manifest.config, limit_bytes=LIMIT_BYTES)
-            config = parse_object(raw, f"the configuration of {image}").get("config")
+            return parse_config(repository.blob(manifest.config, limit_bytes=LIMIT_BYTES))
         except BootseerError as error:
             raise type(error)(f"its registry does not tell: {error}") from error
-    config = config if isinstance(config, dict) else {}
-    return ImageConfig(_parse_words(config.get("Entrypoint")), _parse_words(config.get("Cmd")))
-
-
-def _parse_words(value: object) -> tuple[str, ...]:
-    return tuple(str(word) for word in value) if isinstance(value, list) else ()

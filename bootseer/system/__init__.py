@@ -1,1 +1,1 @@
-"""What the operating system offers, under names of ours: nothing here knows bootseer."""
+"""What the operating system offers, under names of ours: nothing here knows what bootseer does."""

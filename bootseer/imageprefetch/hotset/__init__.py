@@ -1,1 +1,1 @@
-"""Hot sets: made of traces, kept on the node, published, read ahead."""
+"""Hot sets: made of traces, kept on the node, published, carried over."""

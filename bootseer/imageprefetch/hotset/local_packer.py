@@ -49,6 +49,11 @@ class PackJob:
         return ImageCache(self.cache)
 
     @property
+    def pinned_ref(self) -> str:
+        """The image by its digest."""
+        return parse_reference(self.ref).pinned(self.digest)
+
+    @property
     def folder(self) -> str:
         """Where the image's hot sets of this node lie."""
         return self.image_cache.own_hot_set_folder(self.digest)
@@ -131,8 +136,7 @@ def pack(job: PackJob) -> bool:
         trace = TraceStore(job.image_cache.trace_folder(job.digest)).load(job.workload)
         if not is_alone or trace is None or not is_due(job, trace):
             return False
-        ref = parse_reference(job.ref).pinned(job.digest)
-        with open_image(ref, job.cache, plain_http=job.plain_http) as image:
+        with open_image(job.pinned_ref, job.cache, plain_http=job.plain_http) as image:
             if image.parts.block_image != job.block_image:
                 return False  # there is a newer one, which the next mount takes
             sets = store.HotSets(job.folder)
@@ -161,7 +165,7 @@ def main() -> int:
     """The process that `start` starts: its argument is a `PackJob` as JSON."""
     os.nice(NICENESS)
     job = PackJob(**json.loads(sys.argv[1]))
-    about = {"bootseer.image.ref": job.ref, "bootseer.image.workload": job.workload}
+    about = {"bootseer.image.ref": job.pinned_ref, "bootseer.image.workload": job.workload}
     with events.open_writer() as writer:
         try:
             if pack(job):

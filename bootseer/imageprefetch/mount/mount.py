@@ -27,7 +27,6 @@ from bootseer.errors import (
 from bootseer.fuse.mount import mount_point
 from bootseer.fuse.mount.mount_point import can_mount, unmount
 from bootseer.fuse.serve import daemon
-from bootseer.imageprefetch.image_cache import BLOCKS, IMAGES
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.light_dataclasses import dataclass
@@ -225,6 +224,8 @@ def _check_names(settings: MountSettings) -> None:
 
 def _check_directory(settings: MountSettings) -> None:
     """Raise UsageError for a directory where the mount would hide what it is served from."""
+    from bootseer.imageprefetch.image_cache import BLOCKS, IMAGES  # hashlib: not for an unmount
+
     needed = {"cache": settings.cache, "runtime directory": settings.runtime}
     reference = parse_reference(settings.ref)
     if not reference.host:

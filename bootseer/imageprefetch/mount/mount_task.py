@@ -41,12 +41,16 @@ def main(words: list[str]) -> int:
 
 
 def mount_by(
-    ask: Callable[[list[str], int], int | None], settings: MountSettings
+    ask: Callable[[list[str], int], int | None],
+    settings: MountSettings,
+    *,
+    ended: str = "the agent ended while it mounted; start it again",
 ) -> MountedImage | None:
     """Have a fork server mount; None where there is none. Raises as `mounting.mount`.
 
     `ask` has a server run the task: it takes the words of the request and the descriptor of its
-    standard output, and returns the exit code.
+    standard output, and returns the exit code. StoreUnavailableError says `ended` where it told
+    nothing.
     """
     readable, writable = os.pipe()
     with open(readable, "rb") as output:
@@ -58,7 +62,7 @@ def mount_by(
             return None
         line = output.readline()
     if not line:
-        raise StoreUnavailableError("the agent ended while it mounted; start it again")
+        raise StoreUnavailableError(ended)
     answer = json.loads(line)
     if "error" in answer:
         raise daemon.decode_error(answer)

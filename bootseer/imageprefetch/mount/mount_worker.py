@@ -427,7 +427,9 @@ class Worker:
     # --- the end -------------------------------------------------------------------------
 
     def _before_unmount(self) -> None:
-        """End serving."""
+        """End serving; twice is safe."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         record = self._state.server
         # If the supervisor died, no one asked for this end: a mount that needs no server stays.
@@ -466,7 +468,9 @@ def _import_the_rest() -> None:
     from bootseer.blocks.fetch import fetcher
     from bootseer.imageprefetch.hotset import local_packer
     from bootseer.imageprefetch.record import trace_store
+    from bootseer.storage import token_files
     from bootseer.storage.oci import layout_repository, registry_repository
+    from bootseer.storage.oci import open as oci_open
 
     del (
         background_fill,
@@ -477,5 +481,7 @@ def _import_the_rest() -> None:
         local_packer,
         trace_store,
         layout_repository,
+        oci_open,
         registry_repository,
+        token_files,
     )

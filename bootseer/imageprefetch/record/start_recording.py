@@ -7,7 +7,6 @@ one has died.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -171,7 +170,7 @@ class StartRecording:
         self._keep("unmount")
 
     def __enter__(self) -> StartRecording:
-        with contextlib.suppress(RuntimeError):  # it was started already
+        if self._thread.ident is None:
             self.start()
         return self
 

@@ -168,8 +168,9 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
         if word.startswith(_WORKDIR):
             return True
     for _, value in _values(_split_short_volumes(options), _PLACING):
-        targets = (part for part in re.split("[:,=]", value) if part[:1] == "/")
-        if any(is_within(directory, target) for target in targets):
+        parts = (os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/")
+        # Nothing is mounted at `/` itself: it is the other side of a mount.
+        if any(is_within(directory, part) for part in parts if part.strip("/")):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from bootseer.agent.fork_server import TaskTable
@@ -36,4 +37,6 @@ class MountHelper:
 
     def mount(self, settings: MountSettings) -> None:
         """Mount. Raises as `mounting.mount`, DeadlineError and StoreUnavailableError."""
-        mount_task.mount_by(self.server.ask, settings)
+        what = f"what mounts at {settings.directory}"
+        ask = functools.partial(self.server.ask, what=what)
+        mount_task.mount_by(ask, settings, ended=f"{what} ended before it had; try again")

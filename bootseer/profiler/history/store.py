@@ -25,7 +25,7 @@ from bootseer.profiler.history.model import (
     Problem,
     StartRecord,
 )
-from bootseer.system.atomic import replace_file
+from bootseer.system.atomic import PREFIX, replace_file
 from bootseer.system.file_lock import acquire
 from bootseer.system.regular_files import opener
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIX = ".parquet"
-_TEMPORARY_PREFIX = ".tmp-"
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 _REQUIRED = {
@@ -119,7 +118,7 @@ def _make_file_name(trace_id: str) -> str:
 def _publish(directory: str, record: StartRecord, data: bytes) -> AddResult:
     """Write a record's file; the directory is locked."""
     for name in os.listdir(directory):
-        if name.startswith(_TEMPORARY_PREFIX):
+        if name.startswith(PREFIX):
             os.unlink(os.path.join(directory, name))
     path = os.path.join(directory, _make_file_name(record.trace_id))
     result: AddResult = "added"
@@ -128,7 +127,7 @@ def _publish(directory: str, record: StartRecord, data: bytes) -> AddResult:
         if event_count is not None and event_count >= record.event_count:
             return "unchanged"
         result = "extended"
-    replace_file(path, data, prefix=_TEMPORARY_PREFIX)
+    replace_file(path, data)
     return result
 
 

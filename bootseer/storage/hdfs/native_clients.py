@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from bootseer.errors import NotSupportedError, UsageError
 from bootseer.storage.options import StoreOptions
@@ -14,11 +15,14 @@ from bootseer.storage.urls import DEFAULT_PORTS, StoreUrl
 from bootseer.system.lru import put_youngest
 
 try:
-    from hdfs_native import Client, FileReader, FileStatus
+    from hdfs_native import Client
 except ImportError as missing:
     raise NotSupportedError(
         "hdfs:// needs the package hdfs-native: pip install 'bootseer[hdfs]', or use webhdfs://"
     ) from missing
+
+if TYPE_CHECKING:
+    from hdfs_native import FileReader, FileStatus
 
 NAME_SERVICE = "bootseer-namenodes"
 # The library retries a dead NameNode for minutes; our own retries know their deadline.

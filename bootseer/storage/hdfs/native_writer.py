@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from hdfs_native import Client, FileWriter, WriteOptions
+from hdfs_native import Client, WriteOptions
 
 from bootseer.storage.hdfs.library_store import LibraryStore
 from bootseer.storage.hdfs.library_writer import LibraryWriter
 from bootseer.storage.store import WriteHints
+
+if TYPE_CHECKING:
+    from hdfs_native import FileWriter
 
 
 class NativeWriter(LibraryWriter):

@@ -125,7 +125,6 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
-    from bootseer.stripedfs.read import namespace
     from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors

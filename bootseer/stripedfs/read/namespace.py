@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.storage.store import Stat, Store
+from bootseer.storage.store import TEMPORARY, Stat, Store
 from bootseer.stripedfs.format import pointer
 from bootseer.stripedfs.format.manifest import (
     Attributes,
@@ -233,7 +233,7 @@ def is_dcp_file(base: str) -> bool:
 
 def is_temporary(base: str) -> bool:
     """Whether a store (or NFS) uses this name for itself."""
-    return base.startswith((".tmp-", ".nfs"))
+    return base.startswith((TEMPORARY, ".nfs"))
 
 
 def is_reserved(base: str) -> bool:

@@ -23,7 +23,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.storage import lease as leases
-from bootseer.storage.store import Store
+from bootseer.storage.store import TEMPORARY, Store
 from bootseer.stripedfs.format.json_fields import compute_digest
 from bootseer.stripedfs.format.manifest import Kind, Link, Pointer
 from bootseer.stripedfs.format.pointer import (
@@ -346,8 +346,11 @@ def is_abandoned(store: Store, base: str, folder: str, *, now_s: float | None = 
 
 
 def read_store_clock(store: Store, base: str) -> float:
-    """The store's own clock, read by writing an object: no two clocks are ever compared."""
-    probe = store.temporary_name(base) if base else f".tmp-{uuid.uuid4().hex}"  # hidden as well
+    """The store's own clock, read by writing an object: no two clocks are ever compared.
+
+    The object is hidden.
+    """
+    probe = store.temporary_name(base) if base else f"{TEMPORARY}{uuid.uuid4().hex}"
     store.replace(probe, b"")
     try:
         return store.stat(probe).mtime_s

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from bootseer.errors import BootseerError, BusyError, CorruptDataError, NotFoundError
-from bootseer.storage.store import Stat, Store
+from bootseer.storage.store import TEMPORARY, Stat, Store
 from bootseer.stripedfs.format.manifest import VERSION_PATTERN
 from bootseer.stripedfs.format.pointer import (
     ATTRIBUTES,
@@ -31,7 +31,6 @@ from bootseer.stripedfs.write.draft import (
 )
 
 GRACE_S = 3600.0
-TEMPORARY = ".tmp-"
 LEFT_ATTRIBUTES = "attributes of no file"
 
 
