@@ -193,6 +193,14 @@ def test_it_is_what_a_bare_mount_imports(registry: Any, mounts: Mounts) -> None:
     check(read_ahead.IMAGE_MOUNT, imported, late)
 
 
+def test_every_module_of_ours_is_there() -> None:
+    """One that was moved is passed over without a word."""
+    listed = {*read_ahead.DEPS_RUN, *read_ahead.DEPS_RESTORE, *read_ahead.IMAGE_MOUNT}
+    ours = sorted(module for module in listed if module.startswith("bootseer/"))
+    root = Path(read_ahead.__file__).parents[2]
+    assert [module for module in ours if not (root / f"{module}.py").is_file()] == []
+
+
 def test_what_is_not_there_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "__pycache__").mkdir()
     os.mkfifo(tmp_path / "__pycache__" / f"pipe.{sys.implementation.cache_tag}.pyc")
