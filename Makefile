@@ -20,11 +20,11 @@ test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-fast: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS) tests/unit
 
 # Injected pods on a real Kubernetes.
 k8s-test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_inject*.py tests/test_initimage.py tests/test_k8s_*.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/unit/kubernetes tests/integration/kubernetes tests/faults/kubernetes
 
 # The init container's image: make image IMAGE=registry.example/bootseer-init:0.1.0
 IMAGE ?=

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hdfs_lab import hdfs, hdfs_folder, own_hdfs
 from hypothesis import settings
-from k8s_lab import api, end_node, init_image, k8s, namespace
-from page_cache import page_cache_stays
-from podman_lab import podman
-from registry_lab import own_registry, registry
+
+from tests.support.labs.hdfs import hdfs, hdfs_folder, own_hdfs
+from tests.support.labs.kubernetes import api, end_node, init_image, k8s, namespace
+from tests.support.labs.podman import podman
+from tests.support.labs.registry import own_registry, registry
+from tests.support.page_cache import page_cache_stays
 
 __all__ = [
     "api",

@@ -2,7 +2,7 @@
 
     python -m tools.soak                 what has no result of this revision
     python -m tools.soak --stale         only what has none, failed, or measured other code
-    python -m tools.soak MODULE...       these modules, such as test_truth
+    python -m tools.soak MODULE...       these modules, such as soak/profiler/test_truth
     python -m tools.soak --note          none; only note which tests exist and were not taken
     python -m tools.soak --list          what stands in the result, and what of it is stale
 
@@ -34,10 +34,10 @@ from typing import Self
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "tests" / "soak-result.txt"
 WORKERS = 2
-_PACKAGES = ("bootseer", "bench", "tools")
+_PACKAGES = ("bootseer", "bench", "tests", "tools")
 _AGES_NOTHING = (":!tests/soak-result.txt", ":!docs", ":!*.md")
 _HEAD = re.compile(
-    r"(?P<module>test_\w+): (?P<outcome>passed|FAILED), revision (?P<revision>\S+), "
+    r"(?P<module>[\w/]*test_\w+): (?P<outcome>passed|FAILED), revision (?P<revision>\S+), "
     r"(?P<when>\S+), (?P<machine>Python \S+, kernel \S+), (?P<seconds>[\d.]+) s, "
     r"code (?P<code>\w+)"
 )
@@ -164,7 +164,7 @@ def _word(passed: bool) -> str:
 
 def collect_tests(root: Path = ROOT) -> dict[str, list[str]]:
     """The soak tests that exist, by module. RuntimeError where pytest cannot collect them."""
-    modules = [path for path in root.glob("tests/test_*.py") if "mark.soak" in path.read_text()]
+    modules = [path for path in root.glob("tests/**/test_*.py") if "mark.soak" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "--soak", "--collect-only", "-q", *map(str, modules)]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider"], cwd=root, capture_output=True, text=True, check=False
@@ -175,8 +175,13 @@ def collect_tests(root: Path = ROOT) -> dict[str, list[str]]:
     for line in done.stdout.splitlines():
         path, mark, test = line.partition("::")
         if mark:
-            found.setdefault(Path(path).stem, []).append(test)
+            found.setdefault(_module_of(path), []).append(test)
     return found
+
+
+def _module_of(path: str) -> str:
+    """A module's name here: its place below `tests/`, without the suffix."""
+    return Path(path).relative_to("tests").with_suffix("").as_posix()
 
 
 def digest_of(module: str, root: Path = ROOT) -> str:
@@ -227,8 +232,6 @@ def _files(names: Iterable[str], root: Path) -> Iterator[Path]:
                 place = root.joinpath(*words[:count])
                 yield place / "__init__.py"
                 yield place.with_suffix(".py")
-        else:
-            yield root / "tests" / f"{words[0]}.py"
 
 
 def problems(results: Results, exist: dict[str, list[str]]) -> list[str]:

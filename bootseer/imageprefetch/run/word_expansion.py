@@ -3,7 +3,8 @@
 `$NAME`, `${NAME}`, `${NAME:-WORD}` and `${NAME:+WORD}` stand for a variable's value, "" for an
 unset one; a name that begins with a digit is that digit alone. Text in single quotes is kept as it
 is, text in double quotes is expanded, and a backslash keeps the next character. `$` before anything
-else stands for itself. Found by trying podman 4.3 (`tests/test_image_run.py` repeats that).
+else stands for itself. Found by trying podman 4.3
+(`tests/integration/imageprefetch/run/test_run_image.py` repeats that).
 """
 
 from __future__ import annotations

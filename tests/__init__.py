@@ -1,0 +1,1 @@
+"""The tests of bootseer, by what they need: `unit` first, `soak` last."""

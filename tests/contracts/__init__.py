@@ -1,0 +1,1 @@
+"""One suite for several implementations, and other projects' suites for ours."""

@@ -1,0 +1,1 @@
+"""containerd's own suite for snapshotters."""

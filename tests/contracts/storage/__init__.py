@@ -1,0 +1,1 @@
+"""What every store and every repository of images does."""

@@ -1,0 +1,1 @@
+"""Kills, full disks, cut links and hostile input."""

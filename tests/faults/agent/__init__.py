@@ -1,0 +1,1 @@
+"""Fork servers, clients and tasks that are killed."""

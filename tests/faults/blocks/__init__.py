@@ -1,0 +1,1 @@
+"""The fetcher and the node cache under kills, bad stores and full disks."""

@@ -1,0 +1,1 @@
+"""Kills, races, corruption and hung stores of dependency snapshots."""

@@ -1,0 +1,1 @@
+"""Faults of ours during a start, which the job must not notice."""

@@ -1,0 +1,1 @@
+"""Mount servers that are killed under load."""

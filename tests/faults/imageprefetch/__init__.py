@@ -1,0 +1,1 @@
+"""Images whose registry, server, builder or layers fail."""

@@ -1,0 +1,1 @@
+"""Killed builds, and layers and archives that lie."""

@@ -1,0 +1,1 @@
+"""Mounted images whose registry, server, cache or caller fails."""

@@ -1,0 +1,1 @@
+"""Kills of the snapshotter and of its helper."""

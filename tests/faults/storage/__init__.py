@@ -1,0 +1,1 @@
+"""Stores whose servers break, hang or lie."""

@@ -1,0 +1,1 @@
+"""Damaged checkpoints, killed writers, and an HDFS that breaks below them."""

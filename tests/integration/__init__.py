@@ -1,0 +1,1 @@
+"""Real servers, mounts, containers and whole commands."""

@@ -1,0 +1,1 @@
+"""Block images as the kernel reads them."""

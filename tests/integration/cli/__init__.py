@@ -1,0 +1,1 @@
+"""Commands as people and scripts call them."""

@@ -1,0 +1,1 @@
+"""Dependency snapshots with real pip and uv."""

@@ -1,0 +1,1 @@
+"""`bootseer run` and `bootseer start` around real jobs."""

@@ -1,0 +1,1 @@
+"""Our FUSE server in real mounts."""

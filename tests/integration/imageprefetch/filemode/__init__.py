@@ -1,0 +1,1 @@
+"""File mode: what is recorded of a command, and its replay."""

@@ -1,0 +1,1 @@
+"""Hot sets packed, published, chosen and pruned."""

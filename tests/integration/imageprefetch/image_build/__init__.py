@@ -1,0 +1,1 @@
+"""Builds of block images, compared with what podman unpacks."""

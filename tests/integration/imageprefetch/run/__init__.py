@@ -1,0 +1,1 @@
+"""Containers of mounted images, and recorded starts."""

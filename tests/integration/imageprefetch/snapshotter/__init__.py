@@ -1,0 +1,1 @@
+"""The snapshotter under containerd and kubelet."""

@@ -1,0 +1,1 @@
+"""Events of real processes, and the report in a browser."""

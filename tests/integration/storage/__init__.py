@@ -1,0 +1,1 @@
+"""Stores on real web servers, HDFS clusters and registries."""

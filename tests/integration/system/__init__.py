@@ -1,0 +1,1 @@
+"""System calls on real mounts."""

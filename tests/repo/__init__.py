@@ -1,0 +1,1 @@
+"""Documents, the rules of the house, and the repository's own tools and laboratories."""

@@ -1,0 +1,1 @@
+"""Crowds of readers on bad stores."""

@@ -1,0 +1,1 @@
+"""The report against the truth of generated starts."""

@@ -1,0 +1,1 @@
+"""Memory over very many reads."""

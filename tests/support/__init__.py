@@ -1,0 +1,1 @@
+"""What tests share; `paths` says where things of the repository are."""

@@ -1,0 +1,1 @@
+"""Our commands and other programs, run for real."""

@@ -1,0 +1,1 @@
+"""Real servers for tests, and proxies that spoil their answers."""

@@ -1,0 +1,1 @@
+"""Mounts that are gone afterwards for certain."""

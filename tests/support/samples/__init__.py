@@ -1,0 +1,1 @@
+"""Things with known content: sources, event files, manifests, images, wheels."""

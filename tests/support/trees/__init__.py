@@ -1,0 +1,1 @@
+"""Trees in memory and on disk, made and compared."""

@@ -1,0 +1,1 @@
+"""Formats of block images, and the parts of the server of one."""

@@ -1,0 +1,1 @@
+"""Extents, tables and counters of blocks."""

@@ -1,0 +1,1 @@
+"""The fetcher and its plans."""

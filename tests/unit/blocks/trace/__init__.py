@@ -1,0 +1,1 @@
+"""Traces of blocks and their replay."""

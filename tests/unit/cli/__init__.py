@@ -1,0 +1,1 @@
+"""Command lines as they are read, and what commands show."""

@@ -1,0 +1,1 @@
+"""The archive of a dependency snapshot, and what is captured for it."""

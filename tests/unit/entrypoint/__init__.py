@@ -1,0 +1,1 @@
+"""The start that asks only for its image's files."""

@@ -1,0 +1,1 @@
+"""The FUSE protocol, and waiting for a mount server."""

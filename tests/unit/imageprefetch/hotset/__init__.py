@@ -1,0 +1,1 @@
+"""Hot sets carried to another version, and their traces."""

@@ -1,0 +1,1 @@
+"""Layers and what becomes of them in a block image."""

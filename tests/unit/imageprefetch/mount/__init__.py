@@ -1,0 +1,1 @@
+"""Rules that keep mounted images right, and what their servers report."""

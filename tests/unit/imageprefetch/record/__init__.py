@@ -1,0 +1,1 @@
+"""Recording a start, and the traces that a node keeps."""

@@ -1,0 +1,1 @@
+"""Parts of the snapshotter that need no containerd."""

@@ -1,0 +1,1 @@
+"""Injection into manifests, and checks of them."""

@@ -1,0 +1,1 @@
+"""What events tell of a start, and how it is shown."""

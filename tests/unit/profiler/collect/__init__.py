@@ -1,0 +1,1 @@
+"""Log rules, and events made of the words of other programs."""

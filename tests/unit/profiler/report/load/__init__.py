@@ -1,0 +1,1 @@
+"""Event files as they are read."""

@@ -1,0 +1,1 @@
+"""Stores without a server."""

@@ -1,0 +1,1 @@
+"""The format of striped checkpoints, and the file object."""

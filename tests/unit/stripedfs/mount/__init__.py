@@ -1,0 +1,1 @@
+"""The tree of a mount, called without a kernel."""

@@ -1,0 +1,1 @@
+"""Checkpoints opened, read and copied out."""

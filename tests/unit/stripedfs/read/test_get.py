@@ -1,0 +1,246 @@
+"""Gets that were interrupted go on, and believe nothing that they cannot check."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+from bootseer.errors import BusyError, StoreUnavailableError, UsageError
+from bootseer.storage.local import LocalStore
+from bootseer.stripedfs.read import batches, partial_download
+from bootseer.stripedfs.read.get import GetReport, get_from_store
+from bootseer.stripedfs.read.namespace import look_up
+from bootseer.stripedfs.write.put import put_into
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
+from tests.support.samples.stripes import CHUNK, Watched, local_tree, make_tree, opened, sample
+
+ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
+
+QUICK = FetchSettings(tries=1, backoff_s=0.001)
+
+
+@pytest.fixture
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MIN_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr("bootseer.stripedfs.read.partial_download.SAVE_S", 0.0)
+
+
+def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
+    with Fetcher(QUICK) as fetcher:
+        return get_from_store(store, look_up(store, name), str(to), fetcher, **more)
+
+
+def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
+    data = sample(size, 3)
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
+        out.write(data)
+    (tmp_path / "s/plain").write_bytes(data)
+    return data
+
+
+def _cut_off(store: Path, after: int) -> Watched:
+    left = [after]
+
+    def before(name: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StoreUnavailableError("the server went away")
+
+    return Watched(store, before)
+
+
+@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("name", ["f", "plain"])
+def test_a_get_goes_on_where_it_was_cut(tmp_path: Path, name: str) -> None:
+    data = _stored(tmp_path, 6 << 20)
+    to = tmp_path / "out"
+    with pytest.raises(StoreUnavailableError):
+        _get(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, to)
+    assert not to.exists()
+    report = _get(LocalStore(str(tmp_path / "s")), name, to)
+    assert to.read_bytes() == data
+    assert 0 < report.kept_bytes < len(data)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "s"]
+
+
+@pytest.mark.usefixtures("_small_batches")
+def test_what_a_get_kept_is_verified(tmp_path: Path) -> None:
+    data = _stored(tmp_path, 6 << 20)
+    with pytest.raises(StoreUnavailableError):
+        _get(_cut_off(tmp_path / "s", 12), "f", tmp_path / "out")
+    part = tmp_path / ".out.bootseer-part"
+    with open(part, "r+b") as file:
+        for place in range(0, len(data), 8 * CHUNK):
+            file.seek(place)
+            file.write(b"rot")
+    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data
+    assert report.kept_bytes < len(data)
+
+
+@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("how", ["told", "replaced", "torn", "rebooted", "no boot is told"])
+def test_a_get_begins_anew_when_it_must(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "no boot is told":
+        monkeypatch.setattr("bootseer.stripedfs.read.partial_download._boot_id", lambda: "")
+    data = _stored(tmp_path, 4 << 20)
+    with pytest.raises(StoreUnavailableError):
+        _get(_cut_off(tmp_path / "s", 8), "f", tmp_path / "out")
+    note = tmp_path / ".out.bootseer-get"
+    match how:
+        case "replaced":
+            data = _stored(tmp_path, (4 << 20) + 1)
+        case "torn":
+            note.write_bytes(note.read_bytes()[:-30])
+        case "rebooted":
+            body = json.loads(note.read_bytes())
+            note.write_text(json.dumps({**body, "boot": "another"}))
+    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out", resume=how != "told")
+    assert report.kept_bytes == 0
+    assert (tmp_path / "out").read_bytes() == data
+
+
+@pytest.mark.usefixtures("_small_batches")
+def test_a_directory_get_goes_on(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "src")
+    (source / "z.bin").write_bytes(sample(1500 * CHUNK, 9))
+    put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
+    # Two batches of at most 14 and 4 requests are under way at once: one has ended by the 22nd.
+    with pytest.raises(StoreUnavailableError):
+        _get(_cut_off(tmp_path / "s", 22), "ck", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    report = _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
+    assert report.kept_bytes > 0
+    assert local_tree(tmp_path / "out") == local_tree(source)
+
+
+def test_of_two_gets_to_one_place_the_second_waits_its_turn(tmp_path: Path) -> None:
+    data = _stored(tmp_path)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def before(name: str) -> None:
+        reached.set()
+        go_on.wait(30)
+
+    slow = Watched(tmp_path / "s", before)
+    first = threading.Thread(target=_get, args=(slow, "f", tmp_path / "out"))
+    first.start()
+    reached.wait(30)
+    with pytest.raises(BusyError, match="another get"):
+        _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
+    go_on.set()
+    first.join()
+    assert (tmp_path / "out").read_bytes() == data
+
+
+@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.parametrize("name", ["f", "plain"])
+@pytest.mark.parametrize("how", ["missing", "short", "another", "rotten", "grown from nothing"])
+def test_what_is_left_of_a_part_is_checked(tmp_path: Path, name: str, how: str) -> None:
+    data = _stored(tmp_path, 6 << 20)
+    with pytest.raises(StoreUnavailableError):
+        _get(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, tmp_path / "out")
+    part = tmp_path / ".out.bootseer-part"
+    match how:
+        case "missing":
+            part.unlink()
+        case "short":
+            os.truncate(part, 1 << 20)
+        case "another":
+            other = tmp_path / "other"
+            other.write_bytes(bytes(len(data)))
+            other.rename(part)
+        case "rotten":
+            with open(part, "r+b") as file:
+                for place in range(0, len(data), 64 << 10):
+                    file.seek(place)
+                    file.write(b"rot")
+        case _:
+            os.truncate(part, 0)
+            os.truncate(part, len(data))
+    report = _get(LocalStore(str(tmp_path / "s")), name, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data
+    assert report.kept_bytes == 0
+
+
+@pytest.mark.usefixtures("_small_batches")
+def test_one_rotten_stretch_costs_no_other(tmp_path: Path) -> None:
+    data = _stored(tmp_path, 6 << 20)
+    for reads in (3, 2):  # of six
+        with pytest.raises(StoreUnavailableError):
+            _get(_cut_off(tmp_path / "s", reads), "plain", tmp_path / "out")
+        with open(tmp_path / ".out.bootseer-part", "r+b") as file:
+            file.write(b"rot")  # in the first MiB, which the second get fetches again
+    report = _get(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == data
+    assert 0 < report.kept_bytes < len(data)
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    _stored(tmp_path)
+    put_into(LocalStore(str(tmp_path / "s")), "ck", str(make_tree(tmp_path / "src")))
+    os.mkfifo(tmp_path / "pipe")
+    bound = socket.socket(socket.AF_UNIX)
+    with bound:
+        bound.bind(str(tmp_path / "socket"))
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "output").symlink_to(f"/proc/{os.getpid()}/exe")
+    before = sorted(tmp_path.iterdir())
+    for target in ("pipe", "socket", "link", "output"):
+        kind = os.lstat(tmp_path / target)
+        for name in ("f", "plain", "ck"):
+            with pytest.raises(UsageError, match="no ordinary file"):
+                _get(LocalStore(str(tmp_path / "s")), name, tmp_path / target)
+        assert os.path.samestat(os.lstat(tmp_path / target), kind)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.root
+def test_a_device_is_never_replaced(tmp_path: Path) -> None:
+    _stored(tmp_path)
+    os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    with pytest.raises(UsageError, match="no ordinary file"):
+        _get(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "null")
+    assert stat.S_ISCHR(os.lstat(tmp_path / "null").st_mode)
+
+
+@pytest.mark.parametrize("more", [[], ["--no-resume"]])
+def test_a_get_goes_on_though_the_modes_were_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    source = make_tree(tmp_path / "src")
+    for path in sorted(source.rglob("*"), reverse=True):
+        if not path.is_symlink():
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    source.chmod(0o555)
+    put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
+
+    def interrupted(_: partial_download.PartialDownload) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_download.PartialDownload, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
+    words = [sys.executable, "-m", "bootseer", "stripe", "get", *more]
+    words += ["--json", str(tmp_path / "s/ck"), str(tmp_path / "out")]
+    if os.geteuid() == 0:  # modes bind root as well without its capabilities
+        words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *words]
+    done = subprocess.run(words, capture_output=True, check=True)
+    assert (json.loads(done.stdout)["kept_bytes"] > 0) == (not more)
+    assert local_tree(tmp_path / "out") == local_tree(source)
+    assert stat.S_IMODE((tmp_path / "out/sub").stat().st_mode) == 0o555
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "s", "src"]

@@ -1,0 +1,1 @@
+"""Checkpoints written, published, resumed and collected."""

@@ -1,0 +1,1 @@
+"""What is Linux and not ours."""
