@@ -168,9 +168,10 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
         if word.startswith(_WORKDIR):
             return True
     for _, value in _values(_split_short_volumes(options), _PLACING):
-        parts = (os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/")
-        # Nothing is mounted at `/` itself: it is the other side of a mount.
-        if any(is_within(directory, part) for part in parts if part.strip("/")):
+        parts = [os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/"]
+        # `/` beside another path is the machine's, which is mounted at that one.
+        targets = parts if len(parts) == 1 else [part for part in parts if part.strip("/")]
+        if any(is_within(directory, target) for target in targets):
             return True
     return False
 

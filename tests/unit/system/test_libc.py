@@ -40,7 +40,7 @@ def test_a_system_call_by_its_number() -> None:
 
 
 def test_importing_it_does_not_load_ctypes() -> None:
-    modules = "fork", "libc", "mount_calls"
+    modules = "child_processes", "libc", "mount_calls"
     code = f"import sys; from bootseer.system import {', '.join(modules)}; "
     done = subprocess.run(
         [sys.executable, "-c", code + "sys.exit('ctypes' in sys.modules)"], check=False

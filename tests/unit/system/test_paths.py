@@ -42,6 +42,9 @@ def test_it_is_told_by_names(path: str, folder: str, within: bool) -> None:
 
 def test_a_mount_over_everything_covers_the_working_directory() -> None:
     assert places_anything_at("/work", ["--tmpfs", "/"])
+    assert not places_anything_at("/work", ["-v", "/:/host"])
+    assert not places_anything_at("/work", ["--mount", "type=bind,source=/,target=/host"])
+    assert places_anything_at("/work", ["-v", "/:/work"])
     assert places_anything_at("/work", ["-v", "/here:/work/"])
     assert not places_anything_at("/work", ["-v", "/here:/workers"])
 
