@@ -1,4 +1,4 @@
-"""What a `with` block does at its end: it closes, completes, or translates an error."""
+"""What a `with` block does at its end: it closes, or completes. Python 3.9."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import TypeVar
+
+    T = TypeVar("T", bound="Closing")
 
 
 class Closing(ABC):
@@ -17,7 +19,7 @@ class Closing(ABC):
     def close(self) -> None:
         """Let go of what is held; twice is safe."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self: T) -> T:
         return self
 
     def __exit__(
@@ -46,28 +48,3 @@ class Committing(Closing):
             self.close()
         else:
             self.abort()
-
-
-class OsAction:
-    """A step that the operating system may refuse: its OSError becomes an error of ours.
-
-    `action` as in `from_os_error`.
-    """
-
-    __slots__ = ("_action",)
-
-    def __init__(self, action: str) -> None:
-        self._action = action
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, OSError):
-            from bootseer.errors import from_os_error  # not for Python 3.9, as the rest is
-
-            raise from_os_error(error, self._action) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import ClassVar
 
 
@@ -123,3 +124,26 @@ def from_os_error(error: OSError, action: str) -> BootseerError:
             return BusyError(text)
         case _:
             return StoreUnavailableError(text)
+
+
+class OsAction:
+    """A step that the operating system may refuse: its OSError becomes an error of ours.
+
+    `action` as in `from_os_error`.
+    """
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            raise from_os_error(error, self._action) from error

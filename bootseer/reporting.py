@@ -64,7 +64,7 @@ class Reporter:
 
     def report(self, kind: str, text: str, *, same: str = "") -> None:
         """Report a fault, if it is the first of its kind, or of those that are the `same`."""
-        if not self._left or not self._reported.is_new(same or kind):
+        if self._left <= 0 or not self._reported.is_new(same or kind):
             return
         self._left -= 1
         if self._log is not None and self._log_first:

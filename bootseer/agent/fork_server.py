@@ -109,9 +109,9 @@ class ForkServer:
             try:
                 for number in (signal.SIGIO, signal.SIGINT):
                     signal.signal(number, signal.SIG_IGN)
-                with contextlib.suppress(OSError, ValueError):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(AttributeError, OSError, ValueError):
+                        stream.flush()
                 with contextlib.suppress(OSError):
                     link.sendall(bytes([exit_code & 255]))
             finally:

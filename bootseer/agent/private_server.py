@@ -71,10 +71,12 @@ class PrivateServer:
                 with self._lock:
                     self._disconnect()
         except TimeoutError as error:
-            raise DeadlineError(f"{what} took more than {self._limit_s:.0f} s") from error
+            raise DeadlineError(
+                f"{what} took more than {self._limit_s:.0f} s; see its log, or try again"
+            ) from error
         except OSError as error:
             raise StoreUnavailableError(f"cannot start {self._name}: {error}") from error
-        raise StoreUnavailableError(f"{what} keeps dying")
+        raise StoreUnavailableError(f"{what} keeps dying; see its log, or try again")
 
     def _answer(self, words: Sequence[str], output: int) -> bytes:
         """The answer to one request; b"" when the server, or the task, was killed."""

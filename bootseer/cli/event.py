@@ -197,11 +197,8 @@ class _OpenSpans:
             file = file_lock.FileLock(os.open(self._path, flags, 0o666))
             try:
                 file_lock.lock(file.descriptor, limit_s=_LOCK_S)
-            except BlockingIOError:
-                file.close()
-                raise
-            except OSError:
-                return file  # a file system without locks
+            except OSError:  # there are no locks, or its holder does not go on
+                return file
             if file.is_named(self._path):
                 return file
             file.close()  # another process ended its last span and removed the file

@@ -438,7 +438,8 @@ def _report_fault(writer: AnyWriter, fault: str, dropped_bytes: int = 0) -> None
 def _fork_copier(channels: Sequence[Channel], child: job_process.Child) -> None:
     """Fork a process that copies for the processes that still hold the command's output."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         if os.fork():
             return
     except OSError:

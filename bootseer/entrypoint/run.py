@@ -267,6 +267,7 @@ def main(arguments: Sequence[str]) -> int:
         job_process.say(str(fault))
         return 2
     if options.help:
-        sys.stdout.write(HELP)
+        if sys.stdout is not None:
+            sys.stdout.write(HELP)
         return 0
     return job_process.mirror_result(run_measured(options, environ))

@@ -121,6 +121,12 @@ class Waiters:
         waiter.blocks, waiter.pinned, waiter.late = {}, [], []
         self.call_if_done(waiter)
 
+    def forget(self, waiter: Waiter) -> None:
+        """Withdraw a waiter whose receiver is to hear nothing of it."""
+        waiter.on_done = None
+        self.watched.pop(waiter, None)
+        self.withdraw(waiter)
+
     def _leave(self, block: Block, waiter: Waiter) -> None:
         block.waiters = [one for one in block.waiters if one[0] is not waiter]
         if block.direct_waiter is waiter:

@@ -334,17 +334,19 @@ class Fetcher(Closing):
                     return None
                 for block in blocks:
                     memory.pin(block)
-        except BaseException:  # no thread could be started, say: the read has failed
-            if waiter is not None:
-                self._forget(waiter)
+        except BaseException:  # no thread could be started, say
+            if waiter is not None and not self._forget(waiter):
+                return None
             raise
         return HeldBytes.of(self._decision, blocks, offset, length, size)
 
-    def _forget(self, waiter: Waiter) -> None:
-        """Let go of what a read waits for, and deliver nothing to it."""
+    def _forget(self, waiter: Waiter) -> bool:
+        """Let go of what a read waits for; False when it has been delivered, or is about to be."""
         with self._decision as scheduler:
-            waiter.on_done = None
-            scheduler.waiters.withdraw(waiter)
+            if waiter.keep and waiter.on_done is None:
+                return False
+            scheduler.waiters.forget(waiter)
+            return True
 
     def _deliver(self, waiter: Waiter, span: tuple[int, int, int], deliver: Deliver) -> None:
         """The blocks of a `hold` are pinned, or it failed."""

@@ -50,8 +50,7 @@ class Decision:
                 pending = effects.take()
         finally:
             self._lock.release()
-        for thread in threads:
-            thread.start()
+        workers.start(threads)
         if pending is not None:
             workers.carry_out(pending)
 
@@ -114,6 +113,18 @@ class Workers:
         else:
             self._clock.notify()
         return starts
+
+    def start(self, threads: Sequence[threading.Thread]) -> None:
+        """Start threads; those that cannot be started are as if they had never been wanted."""
+        for number, thread in enumerate(threads):
+            try:
+                thread.start()
+            except BaseException:
+                with self._lock:
+                    self._threads.difference_update(threads[number:])
+                    if self._clock_thread in threads[number:]:
+                        self._clock_thread = None
+                raise
 
     def carry_out(self, effects: Effects) -> None:
         """Cancel, close, plan and call, without the lock."""

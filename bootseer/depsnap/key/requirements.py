@@ -165,6 +165,8 @@ class _Reader:
     def _add_requirements(
         self, install: Install, folder: str, variables: Mapping[str, str]
     ) -> None:
+        if install.tool == "uv" and "-" in install.constraint_files:
+            raise UsageError("constraints that come by standard input are unknown; name a file")
         files = _local_files(install.requirement_files)
         lists = _read_lists(files, folder, variables)
         paths = map(local_path, install.constraint_files)

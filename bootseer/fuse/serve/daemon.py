@@ -280,8 +280,9 @@ def run_in_child(
     called here while it runs.
     """
     readable_end, writable_end = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     pid = fork()
     if pid == 0:
         answer: Answer = {}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PLATFORM = ("--platform", "--os", "--arch", "--variant")
 _WORKDIR = ("--workdir", "-w")
 _PLACING = ("--volume", "-v", "--mount", "--tmpfs")
+_TARGET_FIELDS = ("target", "dst", "destination")
 _CONTAINER_MARK = "container=podman"
 _DEFAULT_VARIABLES = {
     "PATH": DEFAULT_PATH,
@@ -167,13 +168,17 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
     for word in options:
         if word.startswith(_WORKDIR):
             return True
-    for _, value in _values(_split_short_volumes(options), _PLACING):
-        parts = [os.path.normpath(part) for part in re.split("[:,=]", value) if part[:1] == "/"]
-        # `/` beside another path is the machine's, which is mounted at that one.
-        targets = parts if len(parts) == 1 else [part for part in parts if part.strip("/")]
-        if any(is_within(directory, target) for target in targets):
-            return True
-    return False
+    placed = _values(_split_short_volumes(options), _PLACING)
+    return any(is_within(directory, _target(name, value)) for name, value in placed)
+
+
+def _target(option: str, value: str) -> str:
+    """Where in the container an option mounts something (podman-run(1))."""
+    if option == "--mount":
+        fields = (field.partition("=") for field in value.split(","))
+        return next((text for name, _, text in fields if name in _TARGET_FIELDS), "")
+    first, *rest = value.split(":")
+    return rest[0] if rest and option != "--tmpfs" else first
 
 
 def _split_short_volumes(options: Sequence[str]) -> Iterator[str]:

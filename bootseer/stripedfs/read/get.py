@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.context_managers import OsAction
 from bootseer.errors import (
     CorruptDataError,
     NoSpaceError,
     NotSupportedError,
+    OsAction,
     UsageError,
 )
 from bootseer.storage.options import StoreOptions

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bootseer.context_managers import Closing, OsAction
-from bootseer.errors import BusyError, NoSpaceError, UsageError, from_os_error
+from bootseer.context_managers import Closing
+from bootseer.errors import BusyError, NoSpaceError, OsAction, UsageError, from_os_error
 from bootseer.system import file_lock
 from bootseer.system.atomic import sync_folder
 from bootseer.system.file_lock import FileLock

@@ -8,8 +8,7 @@ import re
 import stat as stat_module
 from typing import Literal
 
-from bootseer.context_managers import OsAction
-from bootseer.errors import UsageError, from_os_error
+from bootseer.errors import OsAction, UsageError, from_os_error
 from bootseer.stripedfs.format.json_fields import BadFieldError, check_path, compute_digest
 from bootseer.stripedfs.format.manifest import check_target
 from bootseer.stripedfs.format.pointer import DATA

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from bootseer.context_managers import OsAction
 from bootseer.errors import (
     BootseerError,
     BusyError,
     DeadlineError,
+    OsAction,
     StoreUnavailableError,
 )
 from bootseer.storage.open import open_object

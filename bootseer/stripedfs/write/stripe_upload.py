@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from bootseer.context_managers import OsAction
 from bootseer.errors import (
     BootseerError,
     BusyError,
     CorruptDataError,
     NotFoundError,
+    OsAction,
     StoreUnavailableError,
     UsageError,
 )

@@ -19,6 +19,7 @@ from bootseer.agent.client import INTERRUPTED
 from bootseer.agent.fork_server import TaskTable
 from bootseer.agent.private_server import PrivateServer
 from bootseer.errors import DeadlineError, StoreUnavailableError
+from tests.support.paths import ROOT
 from tests.support.waiting import until
 
 TASKS = TaskTable(
@@ -143,6 +144,23 @@ def test_tasks_run_side_by_side(
     assert server.ask(["test", "leave", "0"], 1) == INTERRUPTED
     (tmp_path / "go").touch()
     assert asked() == 0
+
+
+WITHOUT_STREAMS = """
+import os, sys
+from bootseer.agent.private_server import PrivateServer
+from tests.faults.agent.test_fork_server import TASKS
+server = PrivateServer("the test", TASKS, limit_s=60.0, environ={})
+code = server.ask(["test", "describe"], os.open(os.devnull, os.O_WRONLY))
+server.close()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("closing", ["2>&-", "<&- >&- 2>&-"])
+def test_a_task_without_standard_streams_has_its_answer(closing: str) -> None:
+    words = ["sh", "-c", f'"$@" {closing}', "sh", sys.executable, "-c", WITHOUT_STREAMS]
+    assert subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode == 7
 
 
 # --- kills ---------------------------------------------------------------------------------------

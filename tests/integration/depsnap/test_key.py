@@ -675,6 +675,12 @@ def test_a_constraint_file_named_as_standard_input_counts(project: Project) -> N
     assert len(digests) == 2
 
 
+def test_constraints_that_uv_reads_from_standard_input_have_no_key(project: Project) -> None:
+    (project.home / "-").write_text("six<2\n")
+    with pytest.raises(UsageError, match="standard input"):
+        project.key(["uv", "pip", "install", "six", "-c", "-"])
+
+
 @pytest.mark.parametrize("at", ["XDG_CONFIG_DIRS", "HOME", "PIP_CONFIG_FILE", "PIP_CONSTRAINT"])
 def test_what_a_constraint_that_settings_name_says_counts(
     project: Project, tmp_path: Path, at: str

@@ -44,7 +44,11 @@ def test_a_mount_over_everything_covers_the_working_directory() -> None:
     assert places_anything_at("/work", ["--tmpfs", "/"])
     assert not places_anything_at("/work", ["-v", "/:/host"])
     assert not places_anything_at("/work", ["--mount", "type=bind,source=/,target=/host"])
+    assert not places_anything_at("/work/x", ["-v", "/work:/host"])
     assert places_anything_at("/work", ["-v", "/:/work"])
+    assert places_anything_at("/work", ["-v", "/here:/"])
+    assert places_anything_at("/work/x", ["--volume=/work"])
+    assert places_anything_at("/work", ["--mount=type=bind,source=/here,dst=/work,ro"])
     assert places_anything_at("/work", ["-v", "/here:/work/"])
     assert not places_anything_at("/work", ["-v", "/here:/workers"])
 

@@ -53,6 +53,7 @@ def test_a_look_that_the_kernel_keeps_waiting_ends() -> None:
     with pytest.raises(TimeoutError, match="did not answer"):
         call_within(0.05, look)
     assert not ended.is_set()
+    assert has_unanswered_calls()
     assert has_threads()  # what is forked now may inherit its locks
     # A signal for the job that waits behind us must find no thread that takes it.
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= held_back[0]

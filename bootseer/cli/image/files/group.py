@@ -140,4 +140,6 @@ def write_trace_file(path: str, trace: FileTrace) -> None:
 
 def _check_is_path(path: str) -> None:
     if "://" in path:
-        raise click.UsageError(f"{path} is no file; traces in a store are named by --traces")
+        raise click.UsageError(
+            f"{path} is an address; name a file, or a store by --traces where that is an option"
+        )

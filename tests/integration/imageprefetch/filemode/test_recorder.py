@@ -263,7 +263,9 @@ def test_a_trace_file_is_no_address(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "bootseer", "image", "files", *words, "-f", address, *more]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"bootseer: {address} is no file; traces in a")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"bootseer: {address} is an address; name a file"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

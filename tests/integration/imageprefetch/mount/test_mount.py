@@ -305,6 +305,22 @@ def test_a_closed_output_does_not_fail_a_mount(mounts: Mounts, image: Published)
     assert tree_of(directory) == FILES
 
 
+@pytest.mark.parametrize("closing", [">&-", "<&- >&- 2>&-"])
+def test_a_mount_made_without_streams_stays_when_the_next_is_made(
+    mounts: Mounts, image: Published, tmp_path: Path, closing: str
+) -> None:
+    """Its lock had the number of a stream, and was let go of with that."""
+    other = publish(f"oci-layout:{tmp_path}/layout:1", FILES, tmp_path / "other")
+    places = ["--runtime", str(mounts.runtime), "--cache", str(mounts.cache)]
+    command = [sys.executable, "-m", "bootseer", "image", "mount", *places]
+    for name, ref in (("first", other.ref), ("second", image.ref)):
+        (mounts.folder / name).mkdir()
+        shell = ["sh", "-c", f'"$@" {closing}', "sh", *command, ref, str(mounts.folder / name)]
+        subprocess.run(shell, timeout=120, check=True)
+    assert tree_of(mounts.folder / "first") == FILES
+    assert tree_of(mounts.folder / "second") == FILES
+
+
 def test_an_agent_mounts_with_the_callers_own_environment(mounts: Mounts, image: Published) -> None:
     directory, events = mounts.folder / "by-agent", mounts.folder / "events"
     directory.mkdir()

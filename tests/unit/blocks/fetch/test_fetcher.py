@@ -312,6 +312,32 @@ def test_held_memory_is_never_used_again_before_its_release(tmp_path: Path) -> N
         assert fetcher.memory_bytes <= 96 * KIB
 
 
+def test_a_read_for_which_no_thread_starts_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault injected: a process at its limit of threads."""
+    source = Source(tmp_path, noise(64 * KIB), block_bytes=16 * KIB)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Fetcher(SMALL) as fetcher:
+        there = Arrival()
+        with monkeypatch.context() as limit:
+            limit.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                fetcher.hold(source, 0, 100, there.set)
+        assert fetcher._workers.scheduler.waiters.watched == {}
+        held = fetcher.hold(source, 0, 100, there.set)
+        if held is None:
+            assert there.wait(10)
+            held = there.held()
+        assert b"".join(held.views) == source.data[:100]
+        held.release()
+        (block,) = fetcher._workers.scheduler.memory.objects[id(source)].blocks.values()
+        assert (block.pins, block.waiters) == (0, [])
+
+
 def test_what_is_held_beyond_the_budget_still_comes(tmp_path: Path) -> None:
     """All memory is held by readers who will not let go before another one was served."""
     source = Source(tmp_path, noise(256 * KIB), block_bytes=16 * KIB)
