@@ -127,10 +127,10 @@ def load(folder: str) -> Artifact | None:
             for row in document["blobs"]
         ]
         fits = all(os.stat(blob.path).st_size == blob.size_bytes for blob in blobs)
-        found = {blob.media_type: blob for blob in blobs}
-        if not fits or found.keys() != _NAMES.keys() or document["version"] != VERSION:
+        by_type = {blob.media_type: blob for blob in blobs}
+        if not fits or by_type.keys() != _NAMES.keys() or document["version"] != VERSION:
             return None
-        return Artifact(found, dict(document["about"]))
+        return Artifact(by_type, dict(document["about"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not whole: it is built again
 

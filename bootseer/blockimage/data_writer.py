@@ -141,8 +141,8 @@ class DataWriter:
         extents: list[FileExtent] = []
         reader = _Reader(content, size_bytes)
         offset = -chunk_bytes
-        while (found := reader.next_data(offset + chunk_bytes)) < size_bytes:
-            offset = found - found % chunk_bytes
+        while (data_offset := reader.next_data(offset + chunk_bytes)) < size_bytes:
+            offset = data_offset - data_offset % chunk_bytes
             length = min(chunk_bytes, size_bytes - offset)
             at = self.raw_bytes
             if self._store_chunk(reader, offset, length, check):

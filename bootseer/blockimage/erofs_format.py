@@ -63,10 +63,10 @@ def xattr_body(xattrs: Mapping[bytes, bytes]) -> bytes:
         return b""
     body = bytearray(_XATTR_HEAD_BYTES)
     for name in sorted(xattrs):
-        found = xattr_index(name)
-        if found is None:
+        indexed = xattr_index(name)
+        if indexed is None:
             raise ValueError(f"EROFS has no place for the attribute {name!r}")
-        index, rest = found
+        index, rest = indexed
         value = xattrs[name]
         body += struct.pack("<BBH", len(rest), index, len(value)) + rest + value
         body += bytes(-len(body) % 4)

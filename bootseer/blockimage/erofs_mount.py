@@ -99,7 +99,7 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
             # The kernel tells nowhere which one belongs to a mount; who mounts too wants the same.
             bdis = tuple(_bdis() - before)
             set_read_ahead(bdis, READ_AHEAD_KIB)
-            return _found(target, meta, bdis, loop=False)
+            return _find_mounted(target, meta, bdis, loop=False)
         except OSError as error:
             if error.errno not in _NO_FILES or loop is False:
                 raise _refused(error, target) from error
@@ -114,7 +114,7 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     finally:
         for device in devices:
             os.close(device)  # unmounted ones go with their last descriptor
-    return _found(target, paths[0], bdis, loop=True)
+    return _find_mounted(target, paths[0], bdis, loop=True)
 
 
 def _refused(error: OSError, target: str) -> Exception:
@@ -126,15 +126,15 @@ def _refused(error: OSError, target: str) -> Exception:
     return from_os_error(error, f"mount the image at {target}")
 
 
-def _found(target: str, source: str, bdis: tuple[str, ...], *, loop: bool) -> Erofs:
+def _find_mounted(target: str, source: str, bdis: tuple[str, ...], *, loop: bool) -> Erofs:
     """What was mounted; somebody else's mount may lie over it already."""
     parent, name = os.path.split(os.path.abspath(target))
     ours = (os.path.join(os.path.realpath(parent), name), KIND, source)
     mounts = reversed(all_mounts())
-    found = next((m for m in mounts if (m.target, m.kind, m.source) == ours), None)
-    if found is None:
+    mounted = next((m for m in mounts if (m.target, m.kind, m.source) == ours), None)
+    if mounted is None:
         raise BusyError(f"what was mounted at {target} is gone again; somebody else unmounted it")
-    return Erofs(found.device, found.source, loop, bdis)
+    return Erofs(mounted.device, mounted.source, loop, bdis)
 
 
 # --- read-ahead -------------------------------------------------------------------------------

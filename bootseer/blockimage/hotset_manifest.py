@@ -196,10 +196,10 @@ def with_annotations(
         if not one.annotations and one.artifact_type in ("", HOT_SET) and looked < _MOST_MANIFESTS:
             looked += 1
             with contextlib.suppress(CorruptDataError, NotFoundError):
-                found = repository.manifest(one)
+                manifest = repository.manifest(one)
                 out.append(
                     dataclasses.replace(
-                        one, annotations=found.annotations, artifact_type=found.artifact_type
+                        one, annotations=manifest.annotations, artifact_type=manifest.artifact_type
                     )
                 )
                 continue

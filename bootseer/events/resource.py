@@ -103,8 +103,8 @@ def _gpu_count(environ: Environ) -> int | None:
         names = os.listdir("/dev")
     except OSError:
         return None
-    found = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in names)
-    return found or None
+    devices = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in names)
+    return devices or None
 
 
 def _otel_attributes(environ: Environ) -> dict[str, str]:

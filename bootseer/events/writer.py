@@ -315,8 +315,8 @@ class Writer(NullWriter):
             if kind == "resource":
                 above = "null"
             else:
-                found = self._parent() if parent is None else parent
-                above = quote(found) if found else "null"
+                parent_span = self._parent() if parent is None else parent
+                above = quote(parent_span) if parent_span else "null"
             head = (
                 f'{{"v":1,"event":"{kind}","trace_id":"{self.trace_id}","span_id":{quote(span_id)}'
                 f',"parent_span_id":{above},"name":{encode_text(str(name), MAX_NAME_CHARS)}'

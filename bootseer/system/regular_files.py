@@ -41,8 +41,8 @@ def open_to_read(path: str, flags: int = 0, *, dir_fd: int | None = None) -> int
     return fd
 
 
-def _refuse(found: os.stat_result, path: str) -> None:
-    kind = irregularity(found.st_mode)
+def _refuse(status: os.stat_result, path: str) -> None:
+    kind = irregularity(status.st_mode)
     if kind:
         raise OSError(errno.ENXIO, f"it is {kind}, no file", path)
 

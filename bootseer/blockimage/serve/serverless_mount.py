@@ -41,11 +41,11 @@ class CompleteImage:
 
     def mount(self, target: str) -> erofs_mount.Erofs:
         """Mount the image at `target`. Raises as `mount_erofs`."""
-        found = erofs_mount.mount_erofs(
+        erofs = erofs_mount.mount_erofs(
             self.image.meta_path, self._sealed.path, target, loop=self._loop
         )
-        erofs_mount.set_read_ahead(found.bdis, READ_AHEAD_KIB)
-        return found
+        erofs_mount.set_read_ahead(erofs.bdis, READ_AHEAD_KIB)
+        return erofs
 
     def begin(self, target: str) -> None:
         """Warm the hot set in the background; keeps a pack that is not kept here yet."""

@@ -142,15 +142,15 @@ def _copy(checkpoint: CheckpointSettings, *, look_s: float = math.inf) -> None:
             return locate(checkpoint.url, _store_options(checkpoint))
 
     if look_s == math.inf:
-        store, found = look()
+        store, info = look()
     else:
-        store, found = call_with_limit(look, look_s, f"look at {redact_message(checkpoint.url)}")
+        store, info = call_with_limit(look, look_s, f"look at {redact_message(checkpoint.url)}")
     try:
-        if not found.is_folder:
+        if not info.is_folder:
             _make_directory(checkpoint.to)
         settings = FetchSettings(memory_bytes=_block_bytes(checkpoint))
         with Fetcher(settings) as fetcher:
-            get_from_store(store, found, checkpoint.to, fetcher)
+            get_from_store(store, info, checkpoint.to, fetcher)
     except OSError as error:
         raise from_os_error(error, f"copy the checkpoint to {checkpoint.to}") from error
     finally:

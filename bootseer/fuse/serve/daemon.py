@@ -334,17 +334,17 @@ def decode_error(answer: Answer) -> BootseerError:
 
 def users_of(target: str) -> list[str]:
     """Some processes that have a file or their directory there; only those we may look into."""
-    found: list[str] = []
+    users: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if len(found) >= USERS_NAMED:
+        if len(users) >= USERS_NAMED:
             break
         with contextlib.suppress(OSError):
             links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
             links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
             if any(_below(link, target) for link in links):
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    found.append(f"{file.read().strip()} (process {pid})")
-    return found
+                    users.append(f"{file.read().strip()} (process {pid})")
+    return users
 
 
 def _below(link: str, target: str) -> bool:

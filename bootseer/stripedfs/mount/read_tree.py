@@ -250,19 +250,19 @@ class StripedTree(Operations):
 
         The kernel then looks at the name once more, and opens what it means by then.
         """
-        found = node.info
+        info = node.info
         # The name is part of it, for a source asks for its bytes by name, and files are renamed.
         stamp = (
-            found.name,
-            found.version,
-            found.entry,
-            found.size_bytes,
-            found.mtime_s,
-            found.stamp,
+            info.name,
+            info.version,
+            info.entry,
+            info.size_bytes,
+            info.mtime_s,
+            info.stamp,
         )
         with limited(self._deadline_s):
-            source = self.files.source(node.inode, stamp, lambda: open_file(self.store, found))
-        if is_source_of(found, source) and node.key in ("", source.identity):
+            source = self.files.source(node.inode, stamp, lambda: open_file(self.store, info))
+        if is_source_of(info, source) and node.key in ("", source.identity):
             return source
         parent = self.nodes.get(node.parent)
         self.nodes.outdate(parent)
@@ -278,20 +278,20 @@ class StripedTree(Operations):
         Raises FileSystemError(ESTALE) when there is none, StoreUnavailableError when some folder
         that may hold it could not be read.
         """
-        found = self.nodes.get(inode)
-        if found is None and not self.nodes.was_removed(inode):
-            found = self._survey(inode)
-        if found is None:
+        node = self.nodes.get(inode)
+        if node is None and not self.nodes.was_removed(inode):
+            node = self._survey(inode)
+        if node is None:
             raise FileSystemError(errno.ESTALE)
-        return readable(found)
+        return readable(node)
 
     def child(self, parent: Node, name: bytes) -> Node:
         """A folder's entry. Raises FileSystemError(ENOENT); EIO or EACCES for an unreadable one."""
         for _ in range(MOST_ASKED):
             inode = self.listing(parent).get(name)
-            found = self.nodes.get(inode)
-            if found is not None:
-                return readable(found)
+            node = self.nodes.get(inode)
+            if node is not None:
+                return readable(node)
             if inode is None:
                 break
             # Else it was replaced or removed just now, and is listed again.
@@ -337,7 +337,7 @@ class StripedTree(Operations):
                 began_s, changes = node.listed_s, node.changes
                 node.touched.clear()
             try:
-                found = self._found(node)
+                infos = self._list_infos(node)
             except BootseerError as error:
                 if node.changes != changes and left:
                     continue  # it was asked for under its former name
@@ -348,25 +348,25 @@ class StripedTree(Operations):
                 if node.listed_s == began_s:
                     node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
                 break  # what was there a while ago is better than nothing
-            best = [self._best(node, each) for each in found]
+            best = [self._best(node, each) for each in infos]
             with self.nodes.lock:
                 if node.changes == changes or not left:
                     return self._filled(node, best, outdated=node.changes != changes)
         return known or {}
 
-    def _found(self, node: Node) -> list[PathInfo]:
+    def _list_infos(self, node: Node) -> list[PathInfo]:
         if node.inode == ROOT and self._single:
             return [namespace.look_up(self.store, self._name_of_root)]
-        before = found = node.info
-        if found.version is not None:
-            found = namespace.load_tree(self.store, found)
+        before = info = node.info
+        if info.version is not None:
+            info = namespace.load_tree(self.store, info)
             with self.nodes.lock:
                 if node.info is before:  # else it was renamed or replaced meanwhile
-                    node.info = found
-        return namespace.list_folder(self.store, found, node.cached)
+                    node.info = info
+        return namespace.list_folder(self.store, info, node.cached)
 
     def _filled(
-        self, node: Node, found: Sequence[PathInfo], *, outdated: bool
+        self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
         """The entries: as the store said, but for names that were changed from here meanwhile.
 
@@ -374,23 +374,23 @@ class StripedTree(Operations):
         """
         here = {each.name: each for each in self.nodes.children(node, node.children or {})}
         kept = {name: each for name, each in here.items() if name in node.touched}
-        said = [each for each in found if base_of(each) not in node.touched]
+        said = [each for each in infos if base_of(each) not in node.touched]
         listed = self.nodes.fill(node, said, {**kept, **self._kept(node, said)})
         if outdated:
             self.nodes.outdate(node)
         return listed
 
-    def _best(self, folder: Node, found: PathInfo) -> PathInfo:
+    def _best(self, folder: Node, info: PathInfo) -> PathInfo:
         """What was there a while ago where the store does not say just now what is there."""
-        if found.problem is None:
-            return found
-        self.complaints.number(found.problem, found.name, reading=True)
-        earlier = self.nodes.get((folder.children or {}).get(base_of(found)))
-        if earlier is None or not found.problem.retryable:
-            return found
+        if info.problem is None:
+            return info
+        self.complaints.number(info.problem, info.name, reading=True)
+        earlier = self.nodes.get((folder.children or {}).get(base_of(info)))
+        if earlier is None or not info.problem.retryable:
+            return info
         return earlier.info
 
-    def _kept(self, node: Node, found: Sequence[PathInfo]) -> Mapping[bytes, Node]:
+    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> Mapping[bytes, Node]:
         """Entries that stay whatever the store says."""
         return {}
 
@@ -400,14 +400,14 @@ class StripedTree(Operations):
         if not self._surveying.acquire(timeout=self._deadline_s):
             return None
         try:
-            found = self.nodes.get(wanted)
-            if found is not None or time.monotonic() < self._absent.get(wanted, 0.0):
-                return found
+            node = self.nodes.get(wanted)
+            if node is not None or time.monotonic() < self._absent.get(wanted, 0.0):
+                return node
             with limited(end_s - time.monotonic()):
-                found = self._search(wanted, end_s)
-            if found is not None:
+                node = self._search(wanted, end_s)
+            if node is not None:
                 self.nodes.refer(wanted)  # who asks for it has it from the kernel
-                return found
+                return node
             if len(self._absent) >= MOST_SURVEYED:
                 self._absent.clear()
             self._absent[wanted] = time.monotonic() + REFRESH_S
@@ -428,9 +428,9 @@ class StripedTree(Operations):
             except BootseerError as error:  # it may be in another one
                 fault = error
                 continue
-            found = self.nodes.get(wanted)
-            if found is not None:
-                return found
+            wanted_node = self.nodes.get(wanted)
+            if wanted_node is not None:
+                return wanted_node
             waiting += [n for n in self.nodes.children(node, listed) if n.info.is_folder]
         if fault is not None:
             raise StoreUnavailableError(
@@ -439,23 +439,23 @@ class StripedTree(Operations):
         return None
 
     def _attr(self, node: Node) -> Attr:
-        found, entry = node.info, node.info.entry
-        if found.problem is not None:
+        info, entry = node.info, node.info.entry
+        if info.problem is not None:
             return Attr(node.inode, 0, 0)  # of no kind: a listing shows its name alone
-        folder = found.is_folder or node.inode == ROOT
+        folder = info.is_folder or node.inode == ROOT
         mode = 0o755 if folder else 0o644
         if isinstance(entry, (TreeFile, TreeFolder)):
             mode = entry.mode
-        set_to = found.attributes or Attributes()
+        set_to = info.attributes or Attributes()
         if set_to.mode is not None:
             mode = set_to.mode
-        mtime_ns = int(found.mtime_s * 1e9) if set_to.mtime_ns is None else set_to.mtime_ns
+        mtime_ns = int(info.mtime_s * 1e9) if set_to.mtime_ns is None else set_to.mtime_ns
         kind = stat.S_IFDIR if folder else stat.S_IFREG
-        size = 0 if folder else found.size_bytes
+        size = 0 if folder else info.size_bytes
         if isinstance(entry, TreeLink):
             kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(entry.target))
-        elif found.link:
-            kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(found.link))
+        elif info.link:
+            kind, mode, size = stat.S_IFLNK, 0o777, len(os.fsencode(info.link))
         elif self._read_only:
             mode &= ~0o7222
         return Attr(
