@@ -47,6 +47,7 @@ class BlobStore(ReadOnlyStore):
 
     def __init__(self, client: RegistryClient) -> None:
         self._client = client
+        self._url = f"oci://{client.reference.place}"
         self._options = client.options
         self._lock = threading.Lock()
         self._rangeless: set[Endpoint] = set()
@@ -54,7 +55,7 @@ class BlobStore(ReadOnlyStore):
 
     @property
     def url(self) -> str:
-        return f"oci://{self._client.reference.place}"
+        return self._url
 
     def __repr__(self) -> str:
         return f"BlobStore({self.url!r})"

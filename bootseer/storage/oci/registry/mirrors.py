@@ -46,6 +46,9 @@ class Endpoint:
     verify_tls: bool = True
     client_pairs: tuple[tuple[str, str], ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.origin, self.host))  # each request looks it up several times
+
     @property
     def authority(self) -> str:
         """Its name in messages and in `Attempt.prefer`."""
