@@ -7,13 +7,14 @@ any process of the mount between request and reply is written down, in the order
 
 from __future__ import annotations
 
-import json
+import itertools
 import mmap
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -145,6 +146,18 @@ def _bootseer(*words: str) -> None:
     )
 
 
+def draw(modules: Sequence[str]) -> str:
+    """The modules as docs/design.md has them: a line for each folder that the way comes through."""
+    places = [name.removeprefix("bootseer.").replace(".", "/").rpartition("/") for name in modules]
+    lines = []
+    for folder, group in itertools.groupby(places, key=lambda place: place[0]):
+        names = "  ".join(name for _, _, name in group)
+        lines += textwrap.wrap(
+            names, 70, initial_indent=f"{folder + '/':24}", subsequent_indent=" " * 24
+        )
+    return "\n".join(lines)
+
+
 def main(words: Sequence[str]) -> int:
     ways = {"image": of_an_image, "checkpoint": of_a_checkpoint}
     with tempfile.TemporaryDirectory(prefix="bytes-") as scratch:
@@ -152,7 +165,7 @@ def main(words: Sequence[str]) -> int:
             folder = Path(scratch, name)
             folder.mkdir()
             modules = ways[name](folder)
-            print(json.dumps({"way": name, "count": len(modules), "modules": modules}, indent=1))
+            print(f"{name}: {len(modules)} modules\n\n{draw(modules)}\n")
     return 0
 
 
