@@ -11,7 +11,7 @@ from tests.support.commands.run import BOOTSEER, PACKAGE, clean_env, lines, name
 
 pytestmark = pytest.mark.slow
 
-LIBRARY = PACKAGE / "profiler" / "bootseer.sh"
+LIBRARY = PACKAGE / "events" / "bootseer.sh"
 SHELLS = {
     "bash": ["bash"],
     "bash posix": ["bash", "--posix"],
