@@ -6,7 +6,9 @@ import asyncio
 import gc
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +50,8 @@ LABS = frozenset(
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 CAP_SYS_ADMIN = 21
+NEEDED_BYTES = 8 << 30
+"""What tests keep meanwhile, below the folder of temporary files."""
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
 
 
@@ -58,6 +62,26 @@ def pytest_configure() -> None:
             signal.signal(
                 number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or session.config.getoption("--fast"):
+        return
+    if not session.config.getoption("collectonly"):
+        require_space(tempfile.gettempdir())
+
+
+def require_space(folder: str) -> None:
+    """Raise UsageError where the image caches of tests would keep nothing for want of space."""
+    from bootseer.blockimage.serving import KEEP_FREE
+
+    disk = shutil.disk_usage(folder)
+    needed = NEEDED_BYTES + int(disk.total * KEEP_FREE)
+    if disk.free < needed:
+        raise pytest.UsageError(
+            f"{folder} has {disk.free >> 20} MiB free, tests need {needed >> 20}: image caches "
+            f"leave {KEEP_FREE:.0%} of a disk to others; free space, or set TMPDIR"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

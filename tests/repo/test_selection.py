@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,3 +166,14 @@ def test_only_one_worker_starts_a_kubernetes_or_an_hdfs() -> None:
         assert {"own", "files"} <= firsts[1]
         assert sum(not found.isdisjoint(wanted) for found in firsts) == 2
         assert "_slow" not in given[-1].nodeid
+
+
+def test_a_disk_that_is_nearly_full_is_told_before_any_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usage = types.SimpleNamespace(total=100 << 30, free=23 << 30)
+    monkeypatch.setattr(conftest.shutil, "disk_usage", lambda _: usage)
+    conftest.require_space(str(tmp_path))
+    usage.free -= 1
+    with pytest.raises(pytest.UsageError, match="has 23551 MiB free, tests need 23552: image cac"):
+        conftest.require_space(str(tmp_path))
