@@ -13,6 +13,7 @@ import pytest
 from bootseer.entrypoint import output_tap
 from tests.integration.entrypoint.test_run import probe
 from tests.support.commands.run import BOOTSEER, clean_env, lines, named, run, wrapped
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -228,8 +229,8 @@ def test_a_job_starts_where_its_output_cannot_be_watched(tmp_path, options, wher
 def test_a_copy_that_cannot_be_left_behind_costs_no_exit_code(tmp_path, options):
     """Injected: no process for those who go on writing after the command's end."""
     error = "BlockingIOError(11, 'Resource temporarily unavailable')"
-    go = tmp_path / "go"
-    script = f"(while [ ! -e {go} ]; do sleep 0.02; done) & exit 0"
+    go, over = tmp_path / "go", tmp_path / "over"
+    script = f"(while [ ! -e {go} ]; do sleep 0.02; done; : > {over}) & exit 0"
     code = WANTING.format(where="os.fork", nth=1, error=error)
     with open(tmp_path / "err", "w+b") as err:
         done = subprocess.run(
@@ -242,6 +243,7 @@ def test_a_copy_that_cannot_be_left_behind_costs_no_exit_code(tmp_path, options)
         err.seek(0)
         written = err.read()
     go.touch()
+    until(over.exists)  # this folder is removed with the test
     assert done.returncode == 0
     assert written.startswith(b"struck\n")
     assert named(tmp_path / "events", "job", "end")[0]["attributes"]["process.exit.code"] == 0
