@@ -1,8 +1,9 @@
 """Which modules run while a byte travels from a store to a reader: `python -m tools.byte_path`.
 
 An image of a real registry and a checkpoint of a real HDFS are mounted by the commands that users
-run. Then one cold block of each is read, and every module of bootseer of which a function runs in
-any process of the mount between request and reply is written down, in the order of first use.
+run. Then cold blocks of each are read, and every module of bootseer is written down of which a
+function runs, in any process of the mount, between request and reply of each of these reads: a
+timer that is due within one of them is not on the way. The order is that of first use.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# A server is forked by the command, so it inherits the hook; `open` is 1 while the read goes on.
+# A server is forked by the command, so it inherits the hook; `open` is the number of the read that
+# goes on, 0 between two of them.
 HOOK = """
 import mmap, os, sys, threading
 folder = sys.argv.pop(1)
 open_now = mmap.mmap(os.open(folder + "/open", os.O_RDWR), 1)
 seen = set()
 def note(frame, event, arg):
-    if event == "call" and open_now[0]:
+    read = open_now[0]
+    if event == "call" and read:
         name = frame.f_globals.get("__name__", "")
-        if name not in seen and name.startswith("bootseer."):
-            seen.add(name)
+        if (read, name) not in seen and name.startswith("bootseer."):
+            seen.add((read, name))
             # Opened each time: a server closes whatever descriptors it was given.
             out = os.open(folder + "/modules", os.O_WRONLY | os.O_APPEND)
-            os.write(out, (name + chr(10)).encode())
+            os.write(out, f"{read} {name}{chr(10)}".encode())
             os.close(out)
         if name == "bootseer.fuse.mount.device" and frame.f_code.co_name == "__exit__":
             open_now[0] = 0  # the reply was written; what follows is not on the byte's way
@@ -43,12 +46,13 @@ from bootseer.__main__ import main
 sys.exit(main())
 """
 SIZE_BYTES = 16 << 20
+READS = 3
 PAGE_BYTES = 4096
 TIMEOUT_S = 120
 
 
 class Trace:
-    """The modules that run while `reading` is open."""
+    """The modules that run within each `reading`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,13 +73,19 @@ class Trace:
         )
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        self._open[0] = 1
+    def reading(self, number: int) -> Iterator[None]:
+        """Note what runs meanwhile as read `number`, from 1 on."""
+        self._open[0] = number
         yield
         self._open[0] = 0
 
     def modules(self) -> list[str]:
-        return list(dict.fromkeys((self.folder / "modules").read_text().split()))
+        """What ran within every one of the reads, in the order of first use."""
+        reads: dict[str, set[str]] = {}
+        for line in (self.folder / "modules").read_text().splitlines():
+            number, name = line.split()
+            reads.setdefault(name, set()).add(number)
+        return [name for name, numbers in reads.items() if len(numbers) == READS]
 
 
 def of_an_image(folder: Path) -> list[str]:
@@ -123,17 +133,18 @@ def of_a_checkpoint(folder: Path) -> list[str]:
 
 
 def _read_cold(trace: Trace, path: Path, content: bytes) -> None:
-    """Read a block that nothing has touched; look-up, open and connecting are not on its way."""
-    first, measured = SIZE_BYTES // 4, 3 * SIZE_BYTES // 4
+    """Read blocks that nothing has touched; look-up, open and connecting are not on their way."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.pread(descriptor, PAGE_BYTES, first)
-        time.sleep(1.0)  # what follows a mount and a first read has ended by then
-        with trace.reading():
-            data = os.pread(descriptor, PAGE_BYTES, measured)
+        os.pread(descriptor, PAGE_BYTES, 0)
+        for number in range(1, READS + 1):
+            time.sleep(1.0)  # what follows a mount and a read has ended by then
+            offset = SIZE_BYTES * number // (READS + 1)
+            with trace.reading(number):
+                data = os.pread(descriptor, PAGE_BYTES, offset)
+            assert data == content[offset : offset + PAGE_BYTES]
     finally:
         os.close(descriptor)
-    assert data == content[measured : measured + PAGE_BYTES]
 
 
 def _bootseer(*words: str) -> None:

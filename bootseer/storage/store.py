@@ -13,6 +13,7 @@ or not at all. Every method maps the foreign errors of its medium to ours:
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -224,6 +225,7 @@ class Store(Protocol):
         """Close idle connections; twice is safe, and using the store again opens new ones."""
 
 
+@functools.lru_cache(maxsize=1024)  # each read asks, of few names
 def check_name(name: str) -> str:
     """Return the name, or raise UsageError when it could leave the store or is ambiguous."""
     parts = name.split("/")

@@ -6,6 +6,7 @@ no user, no password and no query, since a query may carry a delegation token or
 
 from __future__ import annotations
 
+import functools
 from urllib.parse import parse_qsl, quote, unquote
 
 from bootseer import light_dataclasses as dataclasses
@@ -99,11 +100,13 @@ def split_object(url: str) -> tuple[str, str]:
     return f"{scheme}://{folder}/{mark}{query}", name
 
 
+@functools.lru_cache(maxsize=1024)  # each request asks, as for the next
 def quote_path(path: str) -> str:
     """Percent-encode a decoded path for a request line."""
     return quote(path, safe="/~!$&'()*,:@")
 
 
+@functools.lru_cache(maxsize=1024)
 def split_authority(authority: str) -> tuple[str, int]:
     """Split "host:port", or "[::1]:80", whose brackets are removed."""
     host, _, port = authority.rpartition(":")

@@ -59,7 +59,8 @@ class Bytes:
     ) -> None:
         self.data_bytes = data_bytes
         self.frames = frames
-        self.opening = opening
+        self._opening = opening
+        self._opened: tuple[Fetcher, BlockSource] | None = None
         self.read_ahead = False
         self.straight: DirectReads | None = None  # of the node cache, once it is open
         self._ahead: ReadAhead | None = None
@@ -69,7 +70,7 @@ class Bytes:
         self, offset: int, length: int, deliver: Deliver, priority: Priority
     ) -> HeldBytes | None:
         """`Fetcher.hold` of the data, and what is best fetched with it."""
-        fetcher, source = self.opening()
+        fetcher, source = self._open()
         if not self.read_ahead and priority is Priority.DEMAND:
             self._missed += 1
             self.read_ahead = self._missed > FITTING_MISSES
@@ -88,8 +89,13 @@ class Bytes:
             self._fetch_ahead(offset, length)
         return view
 
+    def _open(self) -> tuple[Fetcher, BlockSource]:
+        if self._opened is None:
+            self._opened = self._opening()
+        return self._opened
+
     def _fetch_ahead(self, offset: int, length: int) -> None:
-        fetcher, source = self.opening()
+        fetcher, source = self._open()
         ahead = self._ahead
         if ahead is None:
             ahead = self._ahead = fetcher.read_ahead(source)

@@ -128,7 +128,7 @@ class ImageServer:
         supply = Bytes(self.image.data_bytes, frames, self.opened)
         supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
         self._supply = supply
-        self._file.supply(supply, self._on_miss)
+        self._file.supply(supply, self._on_miss if index.fetch else None)
         self._thread(lambda: self._run(index), "image-hot")
 
     def opened(self) -> tuple[Fetcher, BlockSource]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from bootseer.blocks.cache import present_index
@@ -88,6 +88,17 @@ class CachedObject(Closing):
             return list(range(first, first + count))
         starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
         return [first + i for i, start in enumerate(starts) if entries.startswith(ABSENT, start)]
+
+    def absent(self, indices: Iterable[int]) -> set[int]:
+        """Those of the blocks that are not there, asked for in runs of neighbours."""
+        ask = sorted(indices)
+        absent: set[int] = set()
+        start = 0
+        for place in range(1, len(ask) + 1):
+            if place == len(ask) or ask[place] != ask[place - 1] + 1:
+                absent.update(self.missing(ask[start], place - start))
+                start = place
+        return absent
 
     def read(self, index: int, raw: memoryview) -> bool:
         """Fill `raw` with the whole block; False when it is absent.

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from bootseer.blocks.cache.node_cache import NodeCache
-from bootseer.blocks.fetch import shared_claims
 from bootseer.blocks.fetch.records import Block, Job, ObjectRecord, Piece
 from bootseer.blocks.fetch.scheduler import Scheduler
 from bootseer.blocks.settings import FetchSettings, Priority
@@ -38,7 +37,7 @@ class Planner:
         by_index = {block.index: block for block in blocks}
         if record.cached is not None and record.cache_queue is not None and record.cached.usable:
             ask = [block for block in blocks if not block.not_cached]
-            absent = shared_claims.absent(record.cached, [block.index for block in ask])
+            absent = record.cached.absent(block.index for block in ask)
             for block in ask:
                 if block.index not in absent:
                     del by_index[block.index]

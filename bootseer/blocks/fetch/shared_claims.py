@@ -10,7 +10,7 @@ What asks the cache here is called without the fetcher's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.fetch.records import Block, Request
@@ -18,18 +18,6 @@ from bootseer.blocks.settings import FetchSettings, Priority
 
 FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
-
-
-def absent(cached: CachedObject, indices: Iterable[int]) -> set[int]:
-    """Those of the blocks that are not in the cache, asked for in runs of neighbours."""
-    ask = sorted(indices)
-    missing: set[int] = set()
-    start = 0
-    for place in range(1, len(ask) + 1):
-        if place == len(ask) or ask[place] != ask[place - 1] + 1:
-            missing.update(cached.missing(ask[start], place - start))
-            start = place
-    return missing
 
 
 def refused(
@@ -44,7 +32,7 @@ def refused(
         for number, (block, _) in enumerate(request.items)
         if not cached.claim(block.index) and may_wait(block, settings, now_s)
     }
-    still_absent = absent(cached, [block.index for block, _ in request.items])
+    still_absent = cached.absent(block.index for block, _ in request.items)
     for number, (block, _) in enumerate(request.items):
         if block.index not in still_absent and not block.not_cached and number not in numbers:
             cached.unclaim(block.index)
@@ -77,9 +65,9 @@ def no_longer_waited_for(
         if cached is None:
             over += neighbours
             continue
-        missing = absent(cached, [block.index for block in neighbours])
+        absent = cached.absent(block.index for block in neighbours)
         for block in neighbours:
-            waits = block.index in missing and may_wait(block, settings, now_s)
+            waits = block.index in absent and may_wait(block, settings, now_s)
             if not waits or not cached.claimed_elsewhere(block.index):
                 over.append(block)
     return over

@@ -6,6 +6,7 @@ containerd share, with Docker Hub's short forms.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -100,6 +101,7 @@ def is_repository(path: str) -> bool:
     return len(path) <= LONGEST_NAME and all(_PART.fullmatch(part) for part in parts)
 
 
+@functools.lru_cache(maxsize=1024)  # each read of a blob asks
 def check_digest(digest: str) -> str:
     """Return a digest, or raise UsageError for a text that is none."""
     if not DIGEST.fullmatch(digest):

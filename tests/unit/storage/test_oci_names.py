@@ -278,7 +278,7 @@ def test_any_text_can_be_a_challenge(text: str) -> None:
 
 
 def test_scopes_of_one_resource_are_one() -> None:
-    assert merge_scopes(["repository:a:pull", "repository:a:push,pull repository:b:pull"]) == (
+    assert merge_scopes(("repository:a:pull", "repository:a:push,pull repository:b:pull")) == (
         "repository:a:pull,push",
         "repository:b:pull",
     )

@@ -81,7 +81,7 @@ class Authorizer:
         self._challenges: dict[_Key, Challenge] = {}
         self._renewals: dict[_Key, _Renewal] = {}
 
-    def header(self, endpoint: Endpoint, scopes: Sequence[str], attempt: Attempt) -> str:
+    def header(self, endpoint: Endpoint, scopes: tuple[str, ...], attempt: Attempt) -> str:
         """The header to send first, "" when none is known yet; renewed when it is old."""
         key = _key(endpoint, scopes)
         with self._lock:
@@ -95,7 +95,7 @@ class Authorizer:
     def refused(
         self,
         endpoint: Endpoint,
-        scopes: Sequence[str],
+        scopes: tuple[str, ...],
         challenges: Sequence[Challenge],
         sent: str,
         attempt: Attempt,
@@ -271,5 +271,5 @@ def _wants_login(endpoint: Endpoint, login: Login) -> str:
     return f"the registry {endpoint.authority} {known}"
 
 
-def _key(endpoint: Endpoint, scopes: Sequence[str]) -> _Key:
+def _key(endpoint: Endpoint, scopes: tuple[str, ...]) -> _Key:
     return endpoint.origin, endpoint.host, merge_scopes(scopes)

@@ -5,6 +5,7 @@ Sources: RFC 9110 §11.6 (WWW-Authenticate), the distribution project's token sp
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -48,7 +49,8 @@ def parse_challenges(headers: Iterable[str]) -> list[Challenge]:
     return challenges
 
 
-def merge_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=256)  # each request asks for the same
+def merge_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
     """Scopes with the actions of each resource merged, sorted: one spelling for a cache's key."""
     actions: dict[str, set[str]] = {}
     for scope in " ".join(scopes).split():
@@ -58,6 +60,7 @@ def merge_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name}:{','.join(sorted(words))}" for name, words in sorted(actions.items()))
 
 
+@functools.lru_cache(maxsize=256)
 def pull_scope(repository: str, *, push: bool = False) -> str:
     """The right to read a repository, and to write it."""
     return f"repository:{repository}:pull{',push' if push else ''}"
