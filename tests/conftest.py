@@ -73,7 +73,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def require_space(folder: str) -> None:
     """Raise UsageError where the image caches of tests would keep nothing for want of space."""
-    from bootseer.blockimage.serving import KEEP_FREE
+    from bootseer.blockimage.serve.image_server import KEEP_FREE
 
     disk = shutil.disk_usage(folder)
     needed = NEEDED_BYTES + int(disk.total * KEEP_FREE)
