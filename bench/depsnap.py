@@ -56,6 +56,8 @@ MEASURES = (
     "bootseer/config/paths.py",
     "bootseer/context_managers.py",
     "bootseer/depsnap",
+    "bootseer/entrypoint/__init__.py",
+    "bootseer/entrypoint/job_process.py",
     "bootseer/errors.py",
     "bootseer/events",
     "bootseer/light_dataclasses.py",
