@@ -51,7 +51,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 CAP_SYS_ADMIN = 21
 NEEDED_BYTES = 8 << 30
-"""What tests keep meanwhile, below the folder of temporary files."""
+"""Twice what a whole run was seen to keep below the folder of temporary files."""
 FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +57,10 @@ def pytest_collection_modifyitems(config, items):
     for plugin in config.pluginmanager.get_plugins():
         if hasattr(plugin, "has_mount_privilege"):
             plugin.has_mount_privilege = lambda: {privileged}
+"""
+DISK = """
+import shutil, types
+shutil.disk_usage = lambda path: types.SimpleNamespace(total=100 << 30, free={free_bytes})
 """
 
 
@@ -169,11 +172,20 @@ def test_only_one_worker_starts_a_kubernetes_or_an_hdfs() -> None:
 
 
 def test_a_disk_that_is_nearly_full_is_told_before_any_test(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    usage = types.SimpleNamespace(total=100 << 30, free=23 << 30)
-    monkeypatch.setattr(conftest.shutil, "disk_usage", lambda _: usage)
-    conftest.require_space(str(tmp_path))
-    usage.free -= 1
-    with pytest.raises(pytest.UsageError, match="has 23551 MiB free, tests need 23552: image cac"):
-        conftest.require_space(str(tmp_path))
+    """Injected: what the system says of the disk."""
+    for free_bytes, options, expected in (
+        (23 << 30, (), pytest.ExitCode.OK),
+        ((23 << 30) - 1, (), pytest.ExitCode.USAGE_ERROR),
+        ((23 << 30) - 1, ("-n", "2"), pytest.ExitCode.USAGE_ERROR),
+        (0, ("--fast",), pytest.ExitCode.OK),
+    ):
+        (tmp_path / "disk.py").write_text(DISK.format(free_bytes=free_bytes))
+        code, said = run(tmp_path, "-p", "disk", *options, user=0)
+        assert code == expected
+        error = capfd.readouterr().err
+        assert error.count("has 23551 MiB free, tests need 23552: image caches leave 15%") == (
+            expected == pytest.ExitCode.USAGE_ERROR
+        )
+        assert any("passed" in line for line in said) == (expected == pytest.ExitCode.OK)

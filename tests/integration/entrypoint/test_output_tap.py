@@ -232,17 +232,19 @@ def test_a_copy_that_cannot_be_left_behind_costs_no_exit_code(tmp_path, options)
     go, over = tmp_path / "go", tmp_path / "over"
     script = f"(while [ ! -e {go} ]; do sleep 0.02; done; : > {over}) & exit 0"
     code = WANTING.format(where="os.fork", nth=1, error=error)
-    with open(tmp_path / "err", "w+b") as err:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *options, "--", "sh", "-c", script],
-            env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-            timeout=60,
-        )
-        err.seek(0)
-        written = err.read()
-    go.touch()
+    try:
+        with open(tmp_path / "err", "w+b") as err:
+            done = subprocess.run(
+                [sys.executable, "-c", code, *options, "--", "sh", "-c", script],
+                env=clean_env(BOOTSEER_EVENTS=str(tmp_path / "events")),
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                timeout=60,
+            )
+            err.seek(0)
+            written = err.read()
+    finally:
+        go.touch()
     until(over.exists)  # this folder is removed with the test
     assert done.returncode == 0
     assert written.startswith(b"struck\n")
