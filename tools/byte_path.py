@@ -38,7 +38,7 @@ def note(frame, event, arg):
             out = os.open(folder + "/modules", os.O_WRONLY | os.O_APPEND)
             os.write(out, f"{read} {name}{chr(10)}".encode())
             os.close(out)
-        if name == "bootseer.fuse.mount.device" and frame.f_code.co_name == "__exit__":
+        if name.startswith("bootseer.fuse.serve") and frame.f_code.co_qualname == "Device.__exit__":
             open_now[0] = 0  # the reply was written; what follows is not on the byte's way
 threading.setprofile(note)
 sys.setprofile(note)

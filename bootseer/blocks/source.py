@@ -72,11 +72,6 @@ class BlockSource(Protocol):
         raise NotSupportedError(f"{type(self).__name__} has no digests of raw bytes")
 
 
-def memory_key(source: BlockSource) -> str | int:
-    """Under what a source's blocks are found in memory."""
-    return id(source) if source.volatile or not source.key else source.key
-
-
 def block_length(source: BlockSource, index: int) -> int:
     """Raw bytes of block `index`."""
     return min(source.block_bytes, source.size_bytes - index * source.block_bytes)

@@ -102,31 +102,28 @@ _IMAGE_MOUNT = """
     site-packages/xxhash/_xxhash.so site-packages/xxhash/version site-packages/xxhash/__init__
     bootseer/blocks/cache/__init__ bootseer/blocks/source bootseer/blocks/cache/present_index
     bootseer/blocks/table bootseer/blocks/zstd_frames bootseer/blockimage/pack_format
-    bootseer/blockimage/serve/frames bootseer/blocks/settings
-    bootseer/blockimage/serve/byte_source bootseer/fuse/__init__ bootseer/fuse/operations
-    bootseer/fuse/serve/__init__ bootseer/fuse/serve/pending_read
+    bootseer/blocks/settings bootseer/blockimage/serve/byte_source bootseer/fuse/__init__
+    bootseer/fuse/operations bootseer/fuse/serve/__init__ bootseer/fuse/protocol/__init__
+    bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies
+    bootseer/fuse/serve/requesters bootseer/reporting bootseer/fuse/serve/pending_replies
     bootseer/blockimage/serve/data_file bootseer/blockimage/serve/opened_image
     bootseer/system/paths bootseer/system/processes bootseer/system/readiness
     bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
     bootseer/system/file_lock bootseer/imageprefetch/mount/container_folders
-    bootseer/imageprefetch/mount/server_registry bootseer/reporting
-    bootseer/imageprefetch/mount/mount_events bootseer/imageprefetch/mount/readahead_notices
-    bootseer/imageprefetch/record/__init__ bootseer/imageprefetch/record/touch_journal
-    bootseer/imageprefetch/record/start_recording bootseer/blockimage/hotset_manifest
-    bootseer/imageprefetch/block_image_repo bootseer/storage/bounded_calls
-    bootseer/imageprefetch/resolve/deadline bootseer/imageprefetch/resolve/resolver
-    bootseer/imageprefetch/mount/mount_worker bootseer/cli/shared/__init__
-    bootseer/cli/shared/size_text bootseer/cli/image/outcome
+    bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount_events
+    bootseer/imageprefetch/mount/readahead_notices bootseer/imageprefetch/record/__init__
+    bootseer/imageprefetch/record/touch_journal bootseer/imageprefetch/record/start_recording
+    bootseer/blockimage/hotset_manifest bootseer/imageprefetch/block_image_repo
+    bootseer/storage/bounded_calls bootseer/imageprefetch/resolve/deadline
+    bootseer/imageprefetch/resolve/resolver bootseer/imageprefetch/mount/mount_worker
+    bootseer/cli/shared/__init__ bootseer/cli/shared/size_text bootseer/cli/image/outcome
     bootseer/imageprefetch/mount/settings bootseer/imageprefetch/mount/mount
     bootseer/imageprefetch/mount/interrupts bootseer/imageprefetch/workloads
     bootseer/fuse/mount/mount_options bootseer/fuse/mount/mount lib-dynload/mmap
-    bootseer/fuse/protocol/__init__ bootseer/fuse/protocol/requests
-    bootseer/fuse/protocol/replies bootseer/fuse/mount/passthrough bootseer/fuse/serve/dispatch
-    bootseer/fuse/mount/device bootseer/fuse/serve/requesters
-    bootseer/fuse/serve/pending_replies lib-dynload/_heapq heapq lib-dynload/_queue queue
-    bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server bootseer/fuse/serve/handover
-    lib-dynload/_ctypes ctypes/_endian ctypes/__init__ encodings/ascii bootseer/events/resource
-    bootseer/imageprefetch/resolve/helped_repository
+    bootseer/fuse/mount/passthrough bootseer/fuse/serve/dispatch lib-dynload/_heapq heapq
+    lib-dynload/_queue queue bootseer/fuse/serve/receive_loop bootseer/fuse/serve/server
+    bootseer/fuse/serve/handover lib-dynload/_ctypes ctypes/_endian ctypes/__init__
+    encodings/ascii bootseer/events/resource bootseer/imageprefetch/resolve/helped_repository
     bootseer/imageprefetch/mount/serverless_choice bootseer/blockimage/serve/fill_settings
     bootseer/blockimage/serve/huge_pages bootseer/blockimage/serve/image_server
     bootseer/blocks/trace/__init__ bootseer/blocks/trace/trace_file

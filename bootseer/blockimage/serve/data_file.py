@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blockimage.serve.byte_source import Bytes, Reads, Touches
-from bootseer.blockimage.serve.frames import Cold, Coming, Hot
+from bootseer.blockimage.serve.byte_source import Bytes, Cold, Coming, Hot, Reads, Touches
 from bootseer.blocks.settings import Priority
 from bootseer.fuse.operations import (
     ROOT,
@@ -32,7 +31,7 @@ from bootseer.fuse.operations import (
     Operations,
     Reply,
 )
-from bootseer.fuse.serve.pending_read import PendingRead
+from bootseer.fuse.serve.pending_replies import PendingRead
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import HeldBytes

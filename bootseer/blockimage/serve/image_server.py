@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.pack_format import EMPTY, Frame, Index, open_frame
-from bootseer.blockimage.serve.byte_source import Bytes, Reads
+from bootseer.blockimage.serve.byte_source import Bytes, Frames, Reads
 from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
-from bootseer.blockimage.serve.frames import Frames
 from bootseer.blockimage.serve.huge_pages import Arena
 from bootseer.blockimage.serve.opened_image import BlockImage, FrameStream
 from bootseer.blocks.settings import DEFAULTS, FetchSettings

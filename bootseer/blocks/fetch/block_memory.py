@@ -10,9 +10,14 @@ from bootseer.blocks.fetch.records import Block, Effects, ObjectRecord, Status
 from bootseer.blocks.fetch.slabs import Pool, Slot
 from bootseer.blocks.fetch.store_queues import DEMAND_SHARE, StoreQueues
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, memory_key
+from bootseer.blocks.source import BlockSource, block_count, block_length
 
 KEPT_OBJECTS = 256  # records (and open files of the node cache) of objects that are not in use
+
+
+def memory_key(source: BlockSource) -> str | int:
+    """Under what a source's blocks are found in memory."""
+    return id(source) if source.volatile or not source.key else source.key
 
 
 class BlockMemory:
@@ -37,13 +42,20 @@ class BlockMemory:
             preferred = source.store.preferred
             streams = min(self._settings.connections, max(1, preferred.streams))
             queue = self._queues.join(source.store, streams)
-            record = ObjectRecord(key, source, queue, max(1, preferred.range_bytes))
+            last = block_count(source) - 1
+            record = ObjectRecord(
+                key, source, queue, max(1, preferred.range_bytes), last, block_length(source, last)
+            )
             self.objects[key] = record
             self._trim_objects()
         else:
             self.objects.move_to_end(key)
         record.forgotten = False
         return record
+
+    def known_record(self, source: BlockSource) -> ObjectRecord | None:
+        """The record of a source that was used before."""
+        return self.objects.get(memory_key(source))
 
     def attach(self, record: ObjectRecord, cached: CachedObject) -> bool:
         """Use an opened object of the node cache; False when it came too late."""

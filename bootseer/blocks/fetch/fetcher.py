@@ -70,7 +70,7 @@ from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import SMALL_COPY_BYTES, writable
 from bootseer.blocks.fetch.workers import Workers
 from bootseer.blocks.settings import DEFAULTS, FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, memory_key
+from bootseer.blocks.source import BlockSource
 from bootseer.blocks.stats import Stats
 from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError, UsageError
@@ -410,7 +410,7 @@ class Fetcher(Closing):
         What is held or under way is dropped when that ends. Reading the object again is fine.
         """
         with self._decision as scheduler:
-            record = scheduler.memory.objects.get(memory_key(source))
+            record = scheduler.memory.known_record(source)
             if record is not None:
                 scheduler.memory.forget(record)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
+from bootseer.blocks.fetch.block_memory import memory_key
 from bootseer.blocks.fetch.records import Copy
 from bootseer.blocks.fetch.scheduler import Want
 from bootseer.blocks.fetch.slabs import writable
-from bootseer.blocks.source import BlockSource, block_length, memory_key
+from bootseer.blocks.source import BlockSource, block_length
 from bootseer.errors import UsageError
 
 Range = tuple[BlockSource, int, memoryview]

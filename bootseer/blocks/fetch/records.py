@@ -89,6 +89,9 @@ class ObjectRecord:
     source: BlockSource
     queue: StoreQueue
     range_bytes: int
+    last_block: int
+    last_length: int
+    """Of the object's last block; all others have the source's `block_bytes`."""
     queued_bytes: list[int] = field(default_factory=lambda: [0, 0, 0])
     """By priority: where the next job that no reader waits for stands."""
     blocks: dict[int, Block] = field(default_factory=dict)
@@ -99,6 +102,10 @@ class ObjectRecord:
     """When to ask the node cache, for the first time or again."""
     forgotten: bool = False
     """Dropped as soon as nothing of it is in use."""
+
+    def block_length(self, index: int) -> int:
+        """Raw bytes of block `index`; see `blocks.source.block_length`."""
+        return self.last_length if index == self.last_block else self.source.block_bytes
 
 
 @quickly_made

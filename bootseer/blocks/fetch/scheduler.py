@@ -26,7 +26,6 @@ from bootseer.blocks.fetch.records import (
 from bootseer.blocks.fetch.replica_choice import ReplicaChoice
 from bootseer.blocks.fetch.store_queues import StoreQueues
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import block_length
 from bootseer.storage.request_control import Attempt
 
 FAR_BLOCKS = 4  # a second request pays when it brings much less than what comes before ...
@@ -78,7 +77,7 @@ class Scheduler:
                 self._use_ready(block, waiter, copies, ready)
                 continue
             if block is None:
-                length = block_length(record.source, index)
+                length = record.block_length(index)
                 reader = None if direct is None else waiter
                 block = Block(record, index, length, waiter.priority, direct, reader)
                 record.blocks[index] = block

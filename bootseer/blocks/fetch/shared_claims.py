@@ -21,20 +21,23 @@ LAST_POLL_S = 0.05
 
 
 def refused(
-    cached: CachedObject, request: Request, settings: FetchSettings, now_s: float
+    cached: CachedObject,
+    request: Request,
+    held: set[int],
+    absent: set[int],
+    settings: FetchSettings,
+    now_s: float,
 ) -> set[int]:
-    """Claim a request's blocks; the numbers of those that another process has, or had just now.
+    """The numbers of a request's blocks that it leaves to another process, or finds in the cache.
 
-    What was waited for long enough is never among them.
+    `held` are the numbers of those whose claim another process has; what was waited for long
+    enough is fetched all the same. `absent` are the indices that the cache lacked after the others
+    were claimed; the claim of one that came before that is given up.
     """
-    numbers = {
-        number
-        for number, (block, _) in enumerate(request.items)
-        if not cached.claim(block.index) and may_wait(block, settings, now_s)
-    }
-    still_absent = cached.absent(block.index for block, _ in request.items)
-    for number, (block, _) in enumerate(request.items):
-        if block.index not in still_absent and not block.not_cached and number not in numbers:
+    items = request.items
+    numbers = {number for number in held if may_wait(items[number][0], settings, now_s)}
+    for number, (block, _) in enumerate(items):
+        if block.index not in absent and not block.not_cached and number not in numbers:
             cached.unclaim(block.index)
             numbers.add(number)
     return numbers

@@ -64,7 +64,14 @@ class Transfers:
         cached = record.cached
         if cached is None or not cached.storing or request.hedge_of is not None:
             return True
-        refused = shared_claims.refused(cached, request, self._settings, time.monotonic())
+        items = request.items
+        held = {number for number, (block, _) in enumerate(items) if not cached.claim(block.index)}
+        absent = cached.absent(block.index for block, _ in items)
+        if not held and len(absent) == len(items):
+            return True
+        refused = shared_claims.refused(
+            cached, request, held, absent, self._settings, time.monotonic()
+        )
         if refused:
             start, stop = shared_claims.first_run(len(request.items), refused)
             for number, (block, _) in enumerate(request.items):

@@ -14,7 +14,7 @@ from bootseer.blocks.fetch.records import Block, Copy, Effects, ObjectRecord, Re
 from bootseer.blocks.fetch.scheduler import Scheduler
 from bootseer.blocks.fetch.transfers import Transfers, copy_from
 from bootseer.blocks.settings import FetchSettings, Priority
-from bootseer.blocks.source import BlockSource, memory_key
+from bootseer.blocks.source import BlockSource
 from bootseer.blocks.stats import Stats
 from bootseer.errors import StoreUnavailableError
 
@@ -171,7 +171,7 @@ class Workers:
         index, start = divmod(offset, source.block_bytes)
         memory = self.scheduler.memory
         with self._lock:
-            record = memory.objects.get(memory_key(source))
+            record = memory.known_record(source)
             block = record.blocks.get(index) if record is not None else None
             if block is None or block.status is not Status.READY or block.slot is None:
                 return False

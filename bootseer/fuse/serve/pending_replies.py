@@ -1,4 +1,8 @@
-"""Replies that are sent later, from any thread, or when their requester has been killed."""
+"""Replies that are sent later: from any thread, or when their requester has been killed.
+
+`Device` is what they are sent to, `PendingReplies` are those of a mount, and `PendingRead` is how a
+tree replies to a read whose bytes are not all in memory yet.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import errno
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-from bootseer.fuse.mount.device import Device
-from bootseer.fuse.operations import Data
+from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.protocol.replies import NOTIFY_RESEND, pack_error
 from bootseer.fuse.protocol.requests import OUT_HEADER
 from bootseer.fuse.serve.requesters import is_being_killed
@@ -25,6 +29,43 @@ _pack_header = OUT_HEADER.struct.pack
 
 NO_REQUESTER = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED})
 """Errnos of sending a reply that no process waits for: interrupted before, or unmounted."""
+
+
+class Device:
+    """The `/dev/fuse` descriptor of a mount, shared by threads that may outlive the mount.
+
+    `with device as descriptor:` may write to it; `close` waits for these blocks to end.
+
+    Without this, a late reply could be written into another file that was given the same number.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._users = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> int:
+        with self._changed:
+            if self._closed:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            self._users += 1
+        return self.descriptor
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._users -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """No use after this; twice is safe."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wait_for(lambda: self._users == 0)
+        os.close(self.descriptor)
 
 
 def send_data(device: int, unique: int, data: Data) -> None:
@@ -163,3 +204,57 @@ class PendingReplies:
                 if is_being_killed(reply.pid):
                     reply.interrupt()
             time.sleep(_WATCH_S)
+
+
+class PendingRead(ABC):
+    """A read whose bytes are not all in memory yet: replied to as soon as they are.
+
+    It brings together the reply and the bytes, in whichever order they come.
+
+    `Operations.read` tries `collect`; where that returns None it calls `reply_by` with the reply.
+    `resume` may be called before that, from any thread. Subclasses say where the bytes come from.
+    """
+
+    __slots__ = ("_lock", "_resumed", "reply")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._resumed = False
+        self.reply: Reply | None = None
+
+    @abstractmethod
+    def collect(self) -> Data | None:
+        """The bytes; or None, and `resume` will be called once there may be more of them."""
+
+    @abstractmethod
+    def fail(self, reply: Reply, error: Exception) -> None:
+        """Reply to a read that `collect` failed."""
+
+    def send(self, reply: Reply, data: Data) -> None:
+        """Reply with what `collect` returned."""
+        reply.data(data)
+
+    def reply_by(self, reply: Reply) -> None:
+        """Reply once the bytes are there."""
+        with self._lock:
+            self.reply = reply
+            resumed = self._resumed
+        if resumed:
+            self._try(reply)
+
+    def resume(self) -> None:
+        """Collect again."""
+        with self._lock:
+            self._resumed = True
+            reply = self.reply
+        if reply is not None:
+            self._try(reply)
+
+    def _try(self, reply: Reply) -> None:
+        try:
+            data = self.collect()
+        except Exception as error:  # whatever it is, the reader must have a reply
+            self.fail(reply, error)
+            return
+        if data is not None:
+            self.send(reply, data)

@@ -17,13 +17,13 @@ import queue
 import threading
 from collections.abc import Callable
 
-from bootseer.fuse.mount.device import Device
 from bootseer.fuse.operations import Data, Reply
 from bootseer.fuse.protocol.replies import SUCCESS
 from bootseer.fuse.protocol.requests import IN_HEADER, INTERRUPT_IN, OUT_HEADER, READ_FIELDS, Opcode
 from bootseer.fuse.serve.dispatch import REVERSIBLE, WITHOUT_REPLY, Dispatcher
 from bootseer.fuse.serve.pending_replies import (
     NO_REQUESTER,
+    Device,
     PendingReplies,
     PendingReply,
     send_data,

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable
 
 from bootseer.errors import BusyError, StoreUnavailableError
-from bootseer.fuse.mount.device import Device
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import MountPoint, can_mount, is_passed
 from bootseer.fuse.mount.passthrough import Backings, OpenInodes
 from bootseer.fuse.operations import Data, Operations
 from bootseer.fuse.protocol import requests
 from bootseer.fuse.serve.dispatch import Dispatcher, Negotiated, init_reply, negotiate
-from bootseer.fuse.serve.pending_replies import send_data, send_error
+from bootseer.fuse.serve.pending_replies import Device, send_data, send_error
 from bootseer.fuse.serve.receive_loop import ReceiveLoop
 from bootseer.reporting import Reporter
 

@@ -26,7 +26,7 @@ from bootseer.errors import (
     UsageError,
 )
 from bootseer.fuse.operations import Data, FileSystemError, Handle, Inode, Reply
-from bootseer.fuse.serve.pending_read import PendingRead
+from bootseer.fuse.serve.pending_replies import PendingRead
 from bootseer.reporting import Reporter
 from bootseer.stripedfs.read.sources import FileSource, as_damage
 from bootseer.stripedfs.shared_fetcher import share_of

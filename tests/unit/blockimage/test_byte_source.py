@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blockimage.pack_format import EMPTY
-from bootseer.blockimage.serve.byte_source import FITTING_MISSES, Bytes
-from bootseer.blockimage.serve.frames import Frames
+from bootseer.blockimage.serve.byte_source import FITTING_MISSES, Bytes, Frames
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.settings import Priority
 from tests.support.samples.block_sources import make_source

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blockimage.pack_format import Frame, Index
-from bootseer.blockimage.serve.frames import Cold, Coming, Frames, Hot
+from bootseer.blockimage.serve.byte_source import Cold, Coming, Frames, Hot
 from bootseer.blocks.extents import Extent
 
 PAGE = 4096

@@ -19,7 +19,6 @@ from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, Priority
 from bootseer.blocks.fetch.records import Block, Copy, Job, Piece, Waiter
 from bootseer.blocks.fetch.scheduler import Scheduler, Want
 from bootseer.blocks.fetch.workers import Workers
-from bootseer.blocks.source import memory_key
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import Store
 from tests.support.faulty_store import WrappedStore
@@ -207,7 +206,7 @@ def test_a_forgotten_object_is_closed_while_a_copy_is_made(
         readers[0].start()
         assert shared.begun.wait(60)
         readers[1].start()
-        block = memory.objects[memory_key(other)].blocks[0]
+        block = memory.record_of(other).blocks[0]
         until(lambda: len(block.waiters) == 2)
         slow.go_on.set()
         assert slow.came.wait(60)

@@ -17,9 +17,8 @@ import pytest
 from bootseer.agent import client
 from bootseer.blockimage.pack_format import Frame, Index, Warm
 from bootseer.blockimage.serve import image_server, page_cache_warmer
-from bootseer.blockimage.serve.byte_source import Bytes
+from bootseer.blockimage.serve.byte_source import Bytes, Cold, Coming, Frames
 from bootseer.blockimage.serve.data_file import DATA, DataFile
-from bootseer.blockimage.serve.frames import Cold, Coming, Frames
 from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
 from bootseer.blockimage.serve.opened_image import BlockImage
 from bootseer.blocks.extents import Extent

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bootseer.fuse.operations import Data, Reply
-from bootseer.fuse.serve.pending_read import PendingRead
+from bootseer.fuse.serve.pending_replies import PendingRead
 
 
 class Sent:
