@@ -1,9 +1,10 @@
 """Which modules run while a byte travels from a store to a reader: `python -m tools.byte_path`.
 
-An image of a real registry and a checkpoint of a real HDFS are mounted by the commands that users
-run. Then cold blocks of each are read, and every module of bootseer is written down of which a
-function runs, in any process of the mount, between request and reply of each of these reads: a
-timer that is due within one of them is not on the way. The order is that of first use.
+An image of a real registry, with a hot set, and a checkpoint of a real HDFS are mounted by the
+commands that users run. Then cold blocks of each are read, and every module of bootseer is written
+down of which a function runs, in any process of the mount, between request and reply of each of
+these reads: a timer that is due within one of them is not on the way, nor is a function whose kept
+result is used. The order is that of first use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,20 +93,37 @@ def of_an_image(folder: Path) -> list[str]:
     """The way of an image's byte, from a registry to a reader of `image mount`."""
     from tools.images.layout import Image, Layer, write_layout
     from tools.images.members import directory, file
+    from tools.podman import Podman
     from tools.registry import Registry
 
     content = os.urandom(SIZE_BYTES)
-    image = Image([Layer([directory("d"), file("d/f", content)])], {"Cmd": ["/d/f"]})
+    hot = file("hot", os.urandom(PAGE_BYTES))
+    program = [directory("bin"), file("bin/busybox", Path("/bin/busybox"), mode=0o755)]
+    image = Image([Layer([*program, hot, directory("d"), file("d/f", content)])], {})
     trace, cache = Trace(folder / "trace"), str(folder / "cache")
-    with Registry(folder / "registry") as registry:
+    with (
+        Registry(folder / "registry") as registry,
+        Podman(folder / "podman", trusted=[registry.host]) as podman,
+    ):
         reference = registry.push(write_layout(folder / "layout", image).source, "lab/bytes", "1")
         _bootseer("image", "build", "--plain-http", "--cache", cache, reference)
+        start = ["--workload", "start", "--plain-http", "--cache", cache]
+        command = ["/bin/busybox", "cat", "/hot"]
+        _bootseer(
+            "image",
+            "record",
+            *start,
+            "--push",
+            reference,
+            "--",
+            *command,
+            environment=podman.environment,
+        )
         shutil.rmtree(cache)
         target = folder / "tree"
         target.mkdir()
-        quiet = ["--no-fill", "--no-record", "--plain-http", "--cache", cache]
         runtime = ["--runtime", str(folder / "run")]
-        trace.bootseer("image", "mount", *quiet, *runtime, reference, str(target))
+        trace.bootseer("image", "mount", "--no-fill", *start, *runtime, reference, str(target))
         try:
             _read_cold(trace, target / "d" / "f", content)
         finally:
@@ -147,9 +165,10 @@ def _read_cold(trace: Trace, path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _bootseer(*words: str) -> None:
+def _bootseer(*words: str, environment: Mapping[str, str] | None = None) -> None:
     subprocess.run(
         [sys.executable, "-m", "bootseer", *words],
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         check=True,
