@@ -44,6 +44,7 @@ def _gone_at(part: str) -> Callable[[str], None]:
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "MAX_BACKOFF_S", 0.001)
 
 
 def _interrupted(tmp_path: Path, part: str = "stripe-00002", size: int = 20 * CHUNK + 5) -> Path:

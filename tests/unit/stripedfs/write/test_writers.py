@@ -221,6 +221,7 @@ def _gone(part: str, times: int = 1 << 30) -> Callable[[str, int], None]:
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stripe_upload, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(stripe_upload, "MAX_BACKOFF_S", 0.001)
 
 
 def test_a_stripe_that_fails_is_written_anew(tmp_path: Path) -> None:
