@@ -122,7 +122,7 @@ class HeldBytes:
         """Let the memory be used again; twice is safe."""
         if not self._blocks:
             return
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             blocks, self._blocks = self._blocks, []
             for block in blocks:
                 scheduler.memory.unpin(block)
@@ -143,7 +143,7 @@ class Ticket:
 
     def cancel(self) -> None:
         """Give up what did not start; blocks that others wait for are fetched all the same."""
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             scheduler.waiters.withdraw(self._waiter)
 
     @property
@@ -237,7 +237,7 @@ class Fetcher(Closing):
             self._wait(waiter, limit_s)
         except BaseException:  # an interrupt too: buffers must not be filled after this
             self._end(waiter, StoreUnavailableError("a read was given up"))
-            with self._decision as scheduler:
+            with self._decision as scheduler, scheduler.lock:
                 scheduler.waiters.withdraw(waiter)  # from blocks that it did not copy yet
             raise
         return counts
@@ -246,7 +246,7 @@ class Fetcher(Closing):
         """Want blocks, some rounds of requests at a time, so that the first are soon under way."""
         rest = iter(wants)
         while True:
-            with self._decision as scheduler:
+            with self._decision as scheduler, scheduler.lock:
                 if waiter.closed:
                     return
                 if self._workers.closed:
@@ -264,7 +264,7 @@ class Fetcher(Closing):
     def _wait(self, waiter: Waiter, limit_s: float) -> None:
         """Wait until a read has all it wanted; raises its error."""
         done = None
-        with self._decision:
+        with self._decision as scheduler, scheduler.lock:
             missing = next(iter(waiter.blocks), None)
             waiter.remaining -= 1
             if not waiter.finished:
@@ -287,7 +287,7 @@ class Fetcher(Closing):
     def _end(self, waiter: Waiter, error: Exception) -> None:
         """Fail a read, unless it is finished, and wait until no request writes to its memory."""
         done = threading.Event()
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             if waiter.finished:
                 return
             waiter.on_done = done.set
@@ -318,7 +318,7 @@ class Fetcher(Closing):
         first, last = offset // size, (offset + length - 1) // size
         waiter: Waiter | None = None
         try:
-            with self._decision as scheduler:
+            with self._decision as scheduler, scheduler.lock:
                 if self._workers.closed:
                     raise _closed()
                 memory = scheduler.memory
@@ -342,7 +342,7 @@ class Fetcher(Closing):
 
     def _forget(self, waiter: Waiter) -> bool:
         """Let go of what a read waits for; False when it has been delivered, or is about to be."""
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             if waiter.keep and waiter.on_done is None:
                 return False
             scheduler.waiters.forget(waiter)
@@ -381,7 +381,7 @@ class Fetcher(Closing):
             size = source.block_bytes
             indices = range(offset // size, (offset + length - 1) // size + 1)
             self._want(source, map(Want, indices), waiter)
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             waiter.remaining -= 1
             scheduler.waiters.call_if_done(waiter)
         return Ticket(self._decision, waiter, ended)
@@ -409,7 +409,7 @@ class Fetcher(Closing):
 
         What is held or under way is dropped when that ends. Reading the object again is fine.
         """
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             record = scheduler.memory.known_record(source)
             if record is not None:
                 scheduler.memory.forget(record)
@@ -422,7 +422,7 @@ class Fetcher(Closing):
         """
         if os.getpid() != self._pid:
             return  # it is the parent's, and so are the objects
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             for record in list(scheduler.memory.objects.values()):
                 if record.source.store is store:
                     scheduler.memory.forget(record)
@@ -433,7 +433,7 @@ class Fetcher(Closing):
         For a process that is asked to end, whatever `demand_deadline_s` is.
         """
         self._check_process()
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             scheduler.waiters.give_up(stalled_s, time.monotonic())
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Planner:
                 if not self._cache.stopped:
                     again_s = time.monotonic() + REOPEN_S
             else:
-                with self._decision as scheduler:
+                with self._decision as scheduler, scheduler.lock:
                     is_used = scheduler.memory.attach(record, cached)
                 if not is_used:
                     cached.close()

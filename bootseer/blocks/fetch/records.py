@@ -255,6 +255,18 @@ class Effects:
     clock_changed: bool = False
     """Something is due sooner than the clock knows."""
 
+    @property
+    def any_left(self) -> bool:
+        """Whether there is something to do; may be asked without the lock."""
+        return bool(
+            self.new_jobs
+            or self.to_call
+            or self.to_plan
+            or self.to_cancel
+            or self.to_close
+            or self.clock_changed
+        )
+
     def take(self) -> Effects:
         """What is to be done, by the caller alone; but for what threads are woken for."""
         taken = Effects(self.to_cancel, self.to_close, self.to_plan, self.to_call)

@@ -7,6 +7,7 @@ memory), `Waiters` (what is waited for), `ReplicaChoice` (which server is asked)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -43,13 +44,14 @@ class Want(NamedTuple):
 class Scheduler:
     """See the module text.
 
-    No threads, no I/O, no clock: every method, of a part too, is called with the fetcher's lock
-    held and returns quickly. What is to be done without the lock is left in `effects`, to which
+    No threads, no I/O, no clock: every method, of a part too, is called with `lock` held and
+    returns quickly. What is to be done without the lock is left in `effects`, to which
     `workers.Decision` sees.
     """
 
     def __init__(self, settings: FetchSettings) -> None:
         self._settings = settings
+        self.lock = threading.Lock()
         self.effects = effects = Effects()
         self.queues = queues = StoreQueues(settings)
         self.memory = memory = BlockMemory(settings, queues, effects)

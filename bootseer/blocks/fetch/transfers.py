@@ -52,7 +52,7 @@ class Transfers:
             self._unclaim(record, request)
             if request.items:
                 self._count(record, request, error)
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             retries = scheduler.completion.request_ended(request, error, time.monotonic())
         if retries and from_store:
             self._stats.add(record.source.source_class, retries=retries)
@@ -77,7 +77,7 @@ class Transfers:
             for number, (block, _) in enumerate(request.items):
                 if not start <= number < stop and number not in refused:
                     cached.unclaim(block.index)  # it will be claimed again with its own request
-            with self._decision as scheduler:
+            with self._decision as scheduler, scheduler.lock:
                 scheduler.completion.leave_to_others(request, refused, time.monotonic())
         return bool(request.items)
 
@@ -91,7 +91,7 @@ class Transfers:
     def _fetch(self, record: ObjectRecord, request: Request) -> None:
         source, first = record.source, request.items[0][1]
         replicas = source.replicas(first.part, first.offset)
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             scheduler.replicas.choose(request, replicas)
         raws = raw_views(request)
         stored = raws
@@ -153,7 +153,7 @@ class Transfers:
             self._store(record, cached, block, raw)  # later the memory is its reader's alone
             cached = None
         while True:
-            with self._decision as scheduler:
+            with self._decision as scheduler, scheduler.lock:
                 unfinished = scheduler.completion.block_arrived(request, number, time.monotonic())
                 if cached is not None:
                     if block.status is Status.READY:
@@ -169,7 +169,7 @@ class Transfers:
             try:
                 self._store(record, cached, block, raw)
             finally:
-                with self._decision as scheduler:
+                with self._decision as scheduler, scheduler.lock:
                     scheduler.memory.unpin(block)
 
     def _copy(self, block: Block, copies: Copies) -> None:
@@ -180,7 +180,7 @@ class Transfers:
                 copy_from(block, parts)
             except Exception as error:  # of that reader's memory: it fails, others go on
                 failed.append((waiter, error))
-        with self._decision as scheduler:
+        with self._decision as scheduler, scheduler.lock:
             for waiter, cause in failed:
                 scheduler.waiters.fail(waiter, cause)
             scheduler.completion.copies_made(block, copies)

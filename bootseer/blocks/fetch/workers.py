@@ -23,36 +23,39 @@ JOIN_S = 5.0
 
 
 class Decision:
-    """The way to the scheduler: `with decision as scheduler` holds its lock, and leaving it acts.
+    """The way to the scheduler: `with decision as scheduler, scheduler.lock` decides, then acts.
 
-    Whatever the block left in the scheduler's `effects` is carried out by the thread that leaves
-    it, without the lock, however it is left.
+    Whatever the block left in the scheduler's `effects` is carried out without the lock, however
+    the block is left: by the thread that leaves it, or by another one that leaves a block of its
+    own at the same time. The lock is taken and let go of by the `with` itself, not in here, so that
+    an interrupt between two lines of ours cannot leave it held.
     """
 
-    __slots__ = ("_lock", "_scheduler", "_workers")
+    __slots__ = ("_scheduler", "_workers")
 
-    def __init__(self, lock: threading.Lock, scheduler: Scheduler, workers: Workers) -> None:
-        self._lock, self._scheduler, self._workers = lock, scheduler, workers
+    def __init__(self, scheduler: Scheduler, workers: Workers) -> None:
+        self._scheduler, self._workers = scheduler, workers
 
     def __enter__(self) -> Scheduler:
-        self._lock.acquire()
         return self._scheduler
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         scheduler, workers = self._scheduler, self._workers
         effects = scheduler.effects
+        if not (effects.any_left or scheduler.starved):
+            return
         threads: Sequence[threading.Thread] = ()
         pending = None
-        try:
+        with scheduler.lock:
             if effects.new_jobs or effects.clock_changed or scheduler.starved:
                 threads = workers.wake_threads(effects, starved=scheduler.starved)
             if effects.to_call or effects.to_plan or effects.to_cancel or effects.to_close:
                 pending = effects.take()
+        try:
+            workers.start(threads)
         finally:
-            self._lock.release()
-        workers.start(threads)
-        if pending is not None:
-            workers.carry_out(pending)
+            if pending is not None:
+                workers.carry_out(pending)
 
 
 class Workers:
@@ -64,13 +67,12 @@ class Workers:
         self._settings = settings
         self.stats = stats or Stats()
         self.closed = False
-        self._lock = threading.Lock()
         self.scheduler = Scheduler(settings)
-        self.decision = Decision(self._lock, self.scheduler, self)
+        self.decision = Decision(self.scheduler, self)
         self._planner = Planner(settings, self.decision, cache)
         self._transfers = Transfers(settings, self.decision, self.stats)
-        self._work = threading.Condition(self._lock)
-        self._clock = threading.Condition(self._lock)
+        self._work = threading.Condition(self.scheduler.lock)
+        self._clock = threading.Condition(self.scheduler.lock)
         self._idle = 0
         self._threads: set[threading.Thread] = set()
         self._clock_thread: threading.Thread | None = None
@@ -120,7 +122,7 @@ class Workers:
             try:
                 thread.start()
             except BaseException:
-                with self._lock:
+                with self.scheduler.lock:
                     self._threads.difference_update(threads[number:])
                     if self._clock_thread in threads[number:]:
                         self._clock_thread = None
@@ -152,12 +154,12 @@ class Workers:
             try:
                 jobs = self._planner.jobs(record, blocks, priority)
             except Exception as error:  # a source's own code: its readers get it
-                with self.decision as scheduler:
+                with self.decision as scheduler, scheduler.lock:
                     for block in blocks:
                         if block.status is Status.WANTED and block.job is None:
                             scheduler.waiters.fail_block(block, error)
                 continue
-            with self.decision as scheduler:
+            with self.decision as scheduler, scheduler.lock:
                 scheduler.enqueue(jobs)
 
     # --- for readers -------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class Workers:
         length = len(view)
         index, start = divmod(offset, source.block_bytes)
         memory = self.scheduler.memory
-        with self._lock:
+        with self.scheduler.lock:
             record = memory.known_record(source)
             block = record.blocks.get(index) if record is not None else None
             if block is None or block.status is not Status.READY or block.slot is None:
@@ -188,13 +190,13 @@ class Workers:
             for block, copies in ready:
                 copy_from(block, copies)
         finally:
-            with self.decision as scheduler:
+            with self.decision as scheduler, scheduler.lock:
                 for block, _ in ready:
                     scheduler.memory.unpin(block)
 
     def direct_reads(self, source: BlockSource) -> DirectReads | None:
         """See `Fetcher.direct_reads`."""
-        with self.decision as scheduler:
+        with self.decision as scheduler, scheduler.lock:
             if self.closed:
                 return None
             record = scheduler.memory.record_of(source)
@@ -218,7 +220,7 @@ class Workers:
         """Wait for a request to make; None when this thread is to end."""
         timed_out = False
         while True:
-            with self.decision as scheduler:
+            with self.decision as scheduler, scheduler.lock:
                 while not self.closed:
                     request = scheduler.start_next(time.monotonic())
                     if request is not None:
@@ -235,12 +237,12 @@ class Workers:
     def _run_clock(self) -> None:
         """The clock: retries that are due, requests that hang, deadlines of watched waiters."""
         while True:
-            with self.decision as scheduler:
+            with self.decision as scheduler, scheduler.lock:
                 if self.closed:
                     return
                 scheduler.tick(time.monotonic())
             self._look_for_left_blocks()
-            with self.decision as scheduler:
+            with self.decision as scheduler, scheduler.lock:
                 if self.closed:
                     return  # in the meantime, and what woke waiting threads then is over
                 due_s = scheduler.next_due_s(time.monotonic(), TICK_S)
@@ -254,17 +256,17 @@ class Workers:
 
     def _look_for_left_blocks(self) -> None:
         """See what became of blocks that other processes fetch."""
-        with self.decision as scheduler:
+        with self.decision as scheduler, scheduler.lock:
             blocks = scheduler.completion.left_blocks(time.monotonic())
         if not blocks:
             return
         over = shared_claims.no_longer_waited_for(blocks, self._settings, time.monotonic())
-        with self.decision as scheduler:
+        with self.decision as scheduler, scheduler.lock:
             scheduler.completion.stop_leaving(over, time.monotonic())
 
     def close(self) -> None:
         """Fail every waiter, cancel every request, end the threads; twice is safe."""
-        with self.decision as scheduler:
+        with self.decision as scheduler, scheduler.lock:
             was_closed, self.closed = self.closed, True
             if was_closed:
                 return
@@ -279,8 +281,8 @@ class Workers:
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(max(0.0, until_s - time.monotonic()))
         for record in list(scheduler.memory.objects.values()):
-            with self.decision:
+            with self.decision as scheduler, scheduler.lock:
                 scheduler.memory.forget(record)
-        with self.decision:
+        with self.decision as scheduler, scheduler.lock:
             scheduler.memory.pool.clear()
         self.stats.emit()

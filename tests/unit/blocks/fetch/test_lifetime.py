@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -285,7 +286,7 @@ def test_whatever_was_decided_is_done_however_a_decision_is_left(tmp_path: Path)
     called: list[str] = []
 
     def decide() -> str:
-        with workers.decision as scheduler:
+        with workers.decision as scheduler, scheduler.lock:
             scheduler.effects.to_call.append(lambda: called.append("returned"))
             return "early"
 
@@ -294,13 +295,38 @@ def test_whatever_was_decided_is_done_however_a_decision_is_left(tmp_path: Path)
     waiter = Waiter(Priority.DEMAND, lambda: called.append("arrived"))
 
     def fail() -> None:
-        with workers.decision as scheduler:
+        with workers.decision as scheduler, scheduler.lock:
             scheduler.want(scheduler.memory.record_of(source), [Want(0)], waiter)
             raise ValueError("injected")
 
     with pytest.raises(ValueError, match="injected"):
         fail()
     until(lambda: called == ["returned", "arrived"])
+    workers.close()
+
+
+def test_an_interrupt_leaves_the_lock_free():
+    """Injected: a signal whose handler raises, at any line of a decision."""
+    workers = Workers(SMALL, None, None)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    struck = 0
+    try:
+        while struck < 2000:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 50e-6)
+                for _ in range(10_000):  # the collector may swallow an interrupt
+                    with workers.decision as scheduler, scheduler.lock:
+                        pass
+            except KeyboardInterrupt:
+                struck += 1
+                assert not workers.scheduler.lock.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     workers.close()
 
 
@@ -311,7 +337,7 @@ def test_idle_threads_are_not_counted_twice(tmp_path: Path):
     workers = Workers(SMALL, None, None)
     scheduler = workers.scheduler
     found = scheduler.memory.record_of(source)
-    with workers._lock:
+    with scheduler.lock:
         scheduler.want(found, [Want(n) for n in range(4)], Waiter(Priority.DEMAND))
         jobs = [
             Job(found.queue, [(b, Piece(n, "object-0", n * BLOCK, BLOCK))], Priority.DEMAND)
