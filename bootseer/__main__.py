@@ -56,7 +56,9 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
             "use a newer Python for the other commands\n"
         )
         return 7
-    _fill_streams()
+    from bootseer.system.processes import fill_streams
+
+    fill_streams()
     if args[:2] in (["image", "mount"], ["image", "umount"]):
         from bootseer.agent import client
 
@@ -81,20 +83,6 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
         gc.disable()  # the process ends with the report: there is no garbage worth collecting
         return _leave(_by_click(args), at_exit)
     return _by_click(args)
-
-
-def _fill_streams() -> None:
-    """Have no file of ours take the number of a standard stream that is closed.
-
-    A daemon replaces these. What is started by exec finds them closed, as we did.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
 
 
 def _leave(code: int, at_exit: bool) -> int:

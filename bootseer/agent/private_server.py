@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from bootseer.agent.protocol import (
 )
 from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.system.child_processes import command_for
+from bootseer.system.processes import fill_streams
 
 _TRIES = 3
 
@@ -125,6 +127,8 @@ class PrivateServer:
 
 def main() -> None:
     """Serve standard input until its other end is closed."""
+    # Or a descriptor that is received takes the number of a standard stream that was closed.
+    fill_streams()
     source = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
@@ -134,6 +138,10 @@ def main() -> None:
 
     def accept() -> socket.socket | None:
         data, descriptors = receive_descriptors(source, 1, 1)
-        return socket.socket(fileno=descriptors[0]) if data else None
+        if not data:
+            return None
+        if not descriptors:  # none was free here
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return socket.socket(fileno=descriptors[0])
 
     ForkServer(tasks, source, accept).serve()

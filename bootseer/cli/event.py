@@ -121,12 +121,12 @@ def _identify_caller() -> str:
     It is the same as long as that process lives, and unique on this machine.
     """
     from bootseer.events import resource
-    from bootseer.system.processes import start_ticks
+    from bootseer.system.processes import find_start_ticks
 
     try:
-        ticks = start_ticks(os.getppid())
+        ticks = find_start_ticks(os.getppid())
     except TimeoutError:
-        ticks = 0
+        ticks = None
     return f"{os.getppid()}:{ticks}:{resource.boot_id()}"
 
 

@@ -106,5 +106,7 @@ def _log_line(text: str) -> None:
 def main() -> int:
     """Run the program `bootseer-snapshotter`; return its exit code."""
     from bootseer.cli import root
+    from bootseer.system.processes import fill_streams
 
+    fill_streams()
     return root.main(["snapshotter", *sys.argv[1:]])

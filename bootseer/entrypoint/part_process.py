@@ -17,6 +17,7 @@ from bootseer import events
 from bootseer.entrypoint.parts import all_parts
 from bootseer.errors import describe
 from bootseer.system.child_processes import end_with_parent
+from bootseer.system.processes import fill_streams
 
 SOCKET_FD = 3
 
@@ -48,6 +49,7 @@ class _Reporter:
 
 def main() -> int:
     """Run or repair the part that the request names; returns 0 after a last message."""
+    fill_streams()
     link = socket.socket(fileno=SOCKET_FD)
     link.set_inheritable(False)  # an install command must not hold it open
     reporter = _Reporter(link)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from bootseer import errors
 from bootseer.errors import BootseerError, DeadlineError
 from bootseer.system.mountinfo import all_mounts
-from bootseer.system.processes import NoAnswerError, call_within, stat_fields
+from bootseer.system.processes import stat_fields
 from bootseer.system.readiness import readable
 
 TYPE_CHECKING = False
@@ -93,12 +93,28 @@ def _is_served(kind: str) -> bool:
 def call_in_thread(call: Callable[[], T], limit_s: float, what: str) -> T:
     """What `call` returns or raises. Raises DeadlineError when it takes longer than `limit_s`.
 
-    The thread that waits for it stays behind until the process ends.
+    The thread that waits for it stays behind until the process ends. It is one that `threading`
+    knows, with this one's signal mask: what it starts, or logs, is as if it were done here.
     """
-    try:
-        return call_within(limit_s, call)
-    except NoAnswerError as error:
-        raise _late(what, limit_s) from error
+    import threading
+
+    faults: list[BaseException] = []
+    answers: list[T] = []
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # a thread's would be lost; the caller raises it below
+            faults.append(error)
+
+    thread = threading.Thread(target=run, name="store", daemon=True)
+    thread.start()
+    thread.join(min(limit_s, threading.TIMEOUT_MAX))
+    if faults:
+        raise faults[0]
+    if not answers:
+        raise _late(what, limit_s)
+    return answers[0]
 
 
 def call_in_process(

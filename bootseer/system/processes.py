@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,6 +119,20 @@ def find_start_ticks(pid: int) -> int | None:
 def start_ticks(pid: int) -> int:
     """As `find_start_ticks`, with 0 for a process that has ended."""
     return find_start_ticks(pid) or 0
+
+
+def fill_streams() -> None:
+    """Have no file of ours take the number of a standard stream that is closed.
+
+    A daemon replaces these. What is started by exec finds them closed, as we did.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - lives on
 
 
 def own_status(name: str) -> str:

@@ -23,7 +23,7 @@ NAMES += [
     )
 ]
 NAMES += [f"events/{name}" for name in ("__init__", "writer", "encoding", "resource", "redaction")]
-NAMES += ["profiler/__init__", "profiler/collect/__init__"]
+NAMES += ["profiler/__init__", "profiler/events", "profiler/collect/__init__"]
 NAMES += [f"profiler/collect/{name}" for name in ("import_hook", "pip_log")]
 NAMES += [
     f"profiler/collect/log_rules/{name}"

@@ -33,7 +33,7 @@ NICENESS = 5  # behind the job, but done before its next start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackJob:
-    """One hot set to be made, of an image of the repository that `ref` names."""
+    """One hot set to be made, of the image that `ref` names by its digest."""
 
     ref: str
     digest: str
@@ -47,11 +47,6 @@ class PackJob:
     def image_cache(self) -> ImageCache:
         """The cache that has the traces and gets the hot set."""
         return ImageCache(self.cache)
-
-    @property
-    def pinned_ref(self) -> str:
-        """The image by its digest."""
-        return parse_reference(self.ref).pinned(self.digest)
 
     @property
     def folder(self) -> str:
@@ -95,7 +90,7 @@ def start_recorded(
     if kept is not None:
         start(
             PackJob(
-                ref=ref,
+                ref=parse_reference(ref).pinned(digest),
                 digest=digest,
                 block_image=kept.block_image,
                 workload=workload,
@@ -136,7 +131,7 @@ def pack(job: PackJob) -> bool:
         trace = TraceStore(job.image_cache.trace_folder(job.digest)).load(job.workload)
         if not is_alone or trace is None or not is_due(job, trace):
             return False
-        with open_image(job.pinned_ref, job.cache, plain_http=job.plain_http) as image:
+        with open_image(job.ref, job.cache, plain_http=job.plain_http) as image:
             if image.parts.block_image != job.block_image:
                 return False  # there is a newer one, which the next mount takes
             sets = store.HotSets(job.folder)
@@ -165,7 +160,7 @@ def main() -> int:
     """The process that `start` starts: its argument is a `PackJob` as JSON."""
     os.nice(NICENESS)
     job = PackJob(**json.loads(sys.argv[1]))
-    about = {"bootseer.image.ref": job.pinned_ref, "bootseer.image.workload": job.workload}
+    about = {"bootseer.image.ref": job.ref, "bootseer.image.workload": job.workload}
     with events.open_writer() as writer:
         try:
             if pack(job):

@@ -23,6 +23,7 @@ from bootseer.imageprefetch.mount.readahead_notices import ReadaheadNotices
 from bootseer.imageprefetch.record.start_recording import ServerRecording
 from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 from bootseer.storage import retry
+from bootseer.storage.oci.reference import parse_reference
 
 if TYPE_CHECKING:
     from _socket import socket
@@ -414,7 +415,7 @@ class Worker:
         settings = self._settings
         if not settings.traces:
             job = local_packer.PackJob(
-                ref=settings.ref,
+                ref=parse_reference(settings.ref).pinned(resolved.digest),
                 digest=resolved.digest,
                 block_image=resolved.block_image,
                 workload=settings.workload,

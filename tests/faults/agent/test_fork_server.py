@@ -163,6 +163,41 @@ def test_a_task_without_standard_streams_has_its_answer(closing: str) -> None:
     assert subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode == 7
 
 
+WITH_FILLED_STREAMS = """
+import json, os, sys
+from bootseer.agent.private_server import PrivateServer
+from bootseer.system.processes import fill_streams
+from tests.faults.agent.test_fork_server import TASKS
+fill_streams()
+server = PrivateServer("the test", TASKS, limit_s=60.0, environ={})
+readable, writable = os.pipe()
+code = server.ask(["test", "describe"], writable)
+os.close(writable)
+answer = os.read(readable, 65536)
+server.close()
+sys.exit(code if answer and json.loads(answer)["words"] == ["test", "describe"] else 1)
+"""
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_the_answer_arrives_whatever_stream_the_program_lacked(closing: str) -> None:
+    """What a program puts in its place is closed on exec: the server lacks it again."""
+    words = ["sh", "-c", f'"$@" {closing}', "sh", sys.executable, "-c", WITH_FILLED_STREAMS]
+    assert subprocess.run(words, cwd=ROOT, timeout=120, check=False).returncode == 7
+
+
+def test_a_request_that_lost_its_connection_ends_no_server(server: PrivateServer) -> None:
+    """Injected: data without a descriptor, as the kernel sends it to a process that has too many.
+
+    An IndexError ended the server.
+    """
+    assert server.ask(["test", "leave", "0"], 1) == INTERRUPTED
+    pid = server.pid
+    server._connected().send(b"\0")
+    assert server.ask(["test", "leave", "0"], 1) == INTERRUPTED
+    assert server.pid == pid
+
+
 # --- kills ---------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def describe(words: list[str]) -> int:
-    """Print what the task was given."""
+    """Write what the task was given, as mounting does: without Python's stream."""
     about = {"words": words, "directory": os.getcwd(), "given": os.environ.get("GIVEN")}
-    print(json.dumps(about), flush=True)
+    os.write(1, json.dumps(about).encode() + b"\n")
     return 7
 
 

@@ -216,3 +216,17 @@ def test_an_error_stays_ours_and_keeps_what_it_says(kind: type[BootseerError]) -
         assert getattr(each, "retry_after_s", 7.0) == 7.0
     assert isinstance(made, TimeoutError) is (kind is DeadlineError)
     assert file_error(made) is made
+
+
+# `WriteSettings(width=12)`, pickled by an earlier version.
+EARLIER = (
+    b"\x80\x04\x95T\x00\x00\x00\x00\x00\x00\x00\x8c\x1bbootseer.stripedfs.settings\x94\x8c\rWriteSettings"
+    b"\x94\x93\x94)\x81\x94]\x94(K\x0cJ\x00\x00@\x00K\x00K\x00\x8c\x04auto\x94K\x00K\x10J\x00\x00\x00\x01eb."
+)
+
+
+def test_settings_that_an_earlier_version_pickled_load() -> None:
+    assert pickle.loads(EARLIER) == WriteSettings(width=12)
+    from bootseer.stripedfs import fs
+
+    assert fs.WriteSettings is WriteSettings

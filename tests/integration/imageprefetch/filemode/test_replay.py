@@ -117,6 +117,17 @@ def test_devices_and_other_mounts_are_not_opened(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", tmp_path / "mount"], check=True)
 
 
+@pytest.mark.parametrize("spelling", ["./folder/f", "/folder/f", "folder/../folder/f"])
+def test_only_a_path_as_the_folder_is_spelled_lies_below_it(tmp_path: Path, spelling: str) -> None:
+    folder = tmp_path / "folder"
+    (folder / "folder").mkdir(parents=True)
+    for file in (folder / "f", folder / "folder" / "f"):
+        file.touch()
+    refused = r"not below the directories that were named|cross-device"
+    with FileOpener([str(folder)]) as opener, pytest.raises(OSError, match=refused):
+        opener.open(f"{tmp_path}/{spelling}")
+
+
 def test_without_openat2_symlinks_are_refused_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -417,14 +417,15 @@ def test_what_arrives_of_a_forgotten_source_is_let_go(tmp_path: Path) -> None:
     gate = Gate(source)
     with Fetcher(SMALL) as fetcher:
         ticket = fetcher.prefetch(source, 0, 16 * KIB)
-        gate.arrived.acquire()
+        assert gate.arrived.acquire(timeout=10)
         fetcher.forget(source)
         gate.open()
         assert ticket.wait(10)
         scheduler = fetcher._workers.scheduler
-        until(lambda: not scheduler.memory.objects)
-        assert scheduler.memory.pool.used_bytes == 0
-        assert not scheduler.queues.queues
+        until(lambda: not scheduler.memory.objects, "the record to go", limit_s=10)
+        with scheduler.lock:
+            assert scheduler.memory.pool.used_bytes == 0
+            assert not scheduler.queues.queues
 
 
 # --- the node cache --------------------------------------------------------------------------
