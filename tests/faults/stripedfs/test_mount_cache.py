@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.mounts.checkpoints import CHUNK, content, put_bytes, served, store_of
 from tests.support.mounts.fuse import in_time
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -73,9 +72,6 @@ def test_a_cache_that_fails_while_it_is_read_costs_speed_only(
 ) -> None:
     put_bytes(store_of(tmp_path / "store"), "ckpt", content(SIZE), tmp_path)
     (tmp_path / "store/plain").write_bytes(content(SIZE, 1))
-    others = (f"other-{number}" for number in range(400))
-    for number in range(400):
-        (tmp_path / f"store/other-{number}").write_bytes(content(CHUNK, 2))
     settings = {"cache": str(disk / "cache"), "direct_bytes": direct_bytes}
     with served(tmp_path / "store", tmp_path / "mnt", **settings) as mount:
 
@@ -97,12 +93,5 @@ def test_a_cache_that_fails_while_it_is_read_costs_speed_only(
                 == (wanted[90 * CHUNK : 189 * CHUNK])
             )
             assert in_time((mount.directory / name).read_bytes) == wanted
-
-        def read_another() -> str:
-            name = next(others)
-            assert in_time((mount.directory / name).read_bytes) == content(CHUNK, 2)
-            return mount.said
-
-        # A write that another thread takes back may pass for room that was made, for a second.
-        [said] = until(read_another).splitlines()  # once, and not once for each block
+        [said] = mount.said.splitlines()  # once, and not once for each block
         assert "cache" in said
