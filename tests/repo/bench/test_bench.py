@@ -16,17 +16,10 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as program
-from bench import (
-    depsnap,
-    depsnap_commands,
-    events,
-    floors,
-    fuse,
-    harness,
-    memory,
-    revisions,
-    wrapper,
-)
+from bench import events, floors, harness, memory, revisions, wrapper
+from bench.depsnap import benchmark as depsnap
+from bench.depsnap import commands as depsnap_commands
+from bench.fuse import benchmark as fuse
 from bench.names import module_of
 from bootseer.cli import read_ahead
 from tests.support.paths import ROOT
