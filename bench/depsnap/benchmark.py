@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import harness, memory
+from bench import harness
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
@@ -402,8 +402,3 @@ def case_names() -> list[str]:
         for what in ("ready", "first work")
     ]
     return [*whole, *alone]
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

@@ -39,7 +39,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import harness, memory
+from bench import harness
 from bench.hdfs.cases import CASES, NATIVE, Runs
 from bench.hdfs.lab import Kind, Lab, Run, Side, lab
 from tools.hdfs import jars
@@ -153,8 +153,3 @@ def main() -> int:
     cases = measure(harness.Options(arguments.quick, arguments.runs), arguments.case, keep)
     print(harness.table(cases))
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

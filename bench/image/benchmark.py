@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import harness, memory
+from bench import harness
 from bench.image import hotsets, ours, peers, steady
 from bench.image.lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
 from tools.images import real
@@ -337,8 +337,3 @@ def main() -> int:
         cases = measure(options, arguments.case, done, arguments.store, sides)
     print(harness.table(cases))
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness, memory
+from bench import harness
 from bench.image.lab import MARK, WORK
 from bench.image_files import lazy
 from tools.images import real
@@ -261,8 +261,3 @@ def main() -> int:
     print(harness.table(cases))
     harness.keep("image_files", cases, names=names(), command=command)
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())
