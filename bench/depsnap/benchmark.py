@@ -352,19 +352,19 @@ def run(options: harness.Options) -> list[harness.Case]:
     for kind in file_systems():
         out += forms(kind, SMALL if options.quick else large(), options.runs)
     if not options.quick:
-        for kind, name, pinned in depsnap_commands().labels(file_systems()):
-            out += depsnap_commands().run(kind, name, pinned, options.runs)
+        for kind, name, pinned in load_commands().labels(file_systems()):
+            out += load_commands().run(kind, name, pinned, options.runs)
     return out
 
 
-def depsnap_commands() -> types.ModuleType:
+def load_commands() -> types.ModuleType:
     """The whole commands' half, which uses this one."""
     return importlib.import_module("bench.depsnap.commands")
 
 
 def main() -> int:
     """Measure some cases and put them into the result file."""
-    commands = depsnap_commands()
+    commands = load_commands()
     choices = {f"forms {k or 'this disk'}": k for k in file_systems()}
     whole = {
         f"commands {k or 'this disk'} {n} {p}": (k, n, p)
@@ -391,7 +391,7 @@ def case_names() -> list[str]:
     kinds = [kind or "this disk" for kind in file_systems()]
     whole = [
         f"{situation} {what}, {kind}, {name}, {pinned}"
-        for kind, name, pinned in depsnap_commands().labels(kinds)
+        for kind, name, pinned in load_commands().labels(kinds)
         for situation in ("first start", "fresh node", "second start")
         for what in ("ready", "first work", "after resolving")
     ]
