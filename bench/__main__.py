@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
 from bench import floors, harness, memory, revisions
-
-NAMES = (
-    "wrapper",
-    "events",
-    "report",
-    "depsnap",
-    "plain",
-    "fuse",
-    "fetch",
-    "hdfs",
-    "k8s",
-    "image",
-    "image_files",
-)
-
+from bench.names import NAMES, module_of
 
 STALE = " (stale)"
 INTRODUCTION = """\
@@ -146,7 +131,7 @@ def main(words: list[str] | None = None) -> int:
     options = harness.Options(
         quick=arguments.quick, runs=arguments.runs or (2 if arguments.quick else 5)
     )
-    module = importlib.import_module(f"bench.{arguments.name}")
+    module = module_of(arguments.name)
     names = list(module.CASES) if hasattr(module, "measure") and hasattr(module, "CASES") else []
     for case in arguments.cases:
         if case not in names:

@@ -34,8 +34,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import harness
-from bench.depsnap import CACHE, cold, copy, environment, requirements_of, wheelhouse
-from bench.depsnap_commands import locked, published
+from bench.depsnap.benchmark import CACHE, cold, copy, environment, requirements_of, wheelhouse
+from bench.depsnap.commands import locked, published
 from bench.paced_server import PacedServer
 from bootseer.depsnap.restore import staging
 from bootseer.depsnap.shared_tree import forms
@@ -47,9 +47,9 @@ from tools.registry import Registry
 MEASURES = (
     "bootseer",
     "scripts",
-    "bench/depsnap.py",
-    "bench/depsnap_commands.py",
-    "bench/depsnap-small-lock.txt",
+    "bench/depsnap/benchmark.py",
+    "bench/depsnap/commands.py",
+    "bench/depsnap/small-lock.txt",
     "bench/paced_server.py",
     "bench/plain.py",
 )
@@ -173,7 +173,7 @@ class Dependencies:
             tiny_wheel(self.wheels)
         else:
             self.wheels = wheelhouse(locked("small"))
-            pinned = requirements_of("depsnap-small-lock.txt")
+            pinned = requirements_of("small-lock.txt")
             self.words = [w for w in pinned if w.partition("==")[0].lower() in _PINNED]
         make = [sys.executable, "-m", "venv", "--without-pip", str(self.venv)]
         subprocess.run(make, check=True)

@@ -1,6 +1,6 @@
 """Of which revision a figure is, and whether the code that it measures has changed since.
 
-A benchmark `bench/NAME.py` names what it measures: `MEASURES`, paths below the root of the tree
+A benchmark names what it measures: `MEASURES` of its module, paths below the root of the tree
 or git's patterns of them, its own files among them. Documents do not age a figure, so Markdown
 files count nowhere.
 """
@@ -8,9 +8,10 @@ files count nowhere.
 from __future__ import annotations
 
 import functools
-import importlib
 import subprocess
 from pathlib import Path
+
+from bench.names import module_of
 
 ROOT = Path(__file__).parent.parent
 UNKNOWN = "unknown"
@@ -22,7 +23,7 @@ NOT_MEASURED = (":(exclude)*.md", ":(exclude)bench/results")
 def measured_paths(name: str) -> tuple[str, ...]:
     """What a benchmark measures; all of our code where it does not say."""
     try:
-        module = importlib.import_module(f"bench.{name}")
+        module = module_of(name)
     except ModuleNotFoundError:
         return EVERYTHING
     return tuple(getattr(module, "MEASURES", EVERYTHING))

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench import harness
-from bench import report as bench_report
+from bench.report import benchmark as bench_report
 from bootseer.cli.report.report import command, write_atomic
 from bootseer.errors import AccessDeniedError, BootseerError, NotFoundError, UsageError
 from bootseer.profiler.render import json as render_json

@@ -6,7 +6,6 @@ That of the report stands with the report's tests.
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import shutil
 import subprocess
@@ -17,17 +16,11 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as program
-from bench import (
-    depsnap,
-    depsnap_commands,
-    events,
-    floors,
-    fuse,
-    harness,
-    memory,
-    revisions,
-    wrapper,
-)
+from bench import events, floors, harness, memory, revisions, wrapper
+from bench.depsnap import benchmark as depsnap
+from bench.depsnap import commands as depsnap_commands
+from bench.fuse import benchmark as fuse
+from bench.names import module_of
 from bootseer.cli import read_ahead
 from tests.support.paths import ROOT
 from tests.support.samples import wheels as wheelhouse
@@ -411,7 +404,8 @@ def test_each_mount_of_a_command_has_its_floors() -> None:
 def test_each_bench_names_what_it_measures_and_it_is_there() -> None:
     for name in program.NAMES:
         paths = revisions.measured_paths(name)
-        assert f"bench/{name}.py" in paths
+        own = Path(module_of(name).__file__).relative_to(revisions.ROOT)
+        assert own.as_posix() in paths
         assert [path for path in paths if not any(revisions.ROOT.glob(path))] == []
     assert set(floors.FLOORS) <= set(program.NAMES)
 
@@ -441,7 +435,7 @@ def test_single_cases_are_said_to_be_of_those_benches_that_have_some() -> None:
         text=True,
         check=True,
     ).stdout
-    modules = {name: importlib.import_module(f"bench.{name}") for name in program.NAMES}
+    modules = {name: module_of(name) for name in program.NAMES}
     having = [n for n, m in modules.items() if hasattr(m, "CASES") and hasattr(m, "measure")]
     assert f"these alone ({', '.join(sorted(having))})" in said
 
@@ -539,7 +533,7 @@ def test_a_case_that_a_bench_does_not_have_is_refused(
 
 def test_the_cases_of_floors_are_among_those_of_their_bench() -> None:
     for name, bounds in floors.FLOORS.items():
-        cases = getattr(importlib.import_module(f"bench.{name}"), "CASES", None)
+        cases = getattr(module_of(name), "CASES", None)
         if cases is not None:
             assert {floor.case for floor in bounds} <= set(cases)
 

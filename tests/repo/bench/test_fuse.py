@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import fuse, harness
+from bench import harness
+from bench.fuse import benchmark as fuse
 from tests.support.mounts.fuse import own_mounts
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.debian("libfuse3-dev")]

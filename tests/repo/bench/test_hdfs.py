@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import cores, harness, hdfs, hdfs_cases, hdfs_lab, hdfs_links
+from bench import cores, harness
+from bench.hdfs import benchmark as hdfs
+from bench.hdfs import cases as hdfs_cases
+from bench.hdfs import lab as hdfs_lab
+from bench.hdfs import links as hdfs_links
 from tools import netlab
 from tools.hdfs import cluster
 

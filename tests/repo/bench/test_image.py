@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from bench import harness, image, image_lab
+from bench import harness
+from bench.image import benchmark as image
+from bench.image import lab as image_lab
 from tests.support.paths import ROOT, TESTS
 from tools.podman import mounts_below
 
@@ -94,14 +96,14 @@ def test_images_are_made_before_the_network_is_left(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("far enough")
 
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    monkeypatch.setattr(image.image_ours, "compile_modules", lambda: None)
+    monkeypatch.setattr(image.ours, "compile_modules", lambda: None)
     monkeypatch.setattr(image.real, "image", made)
-    monkeypatch.setattr(image.image_peers, "prepare", lambda _: (asked.append("peers"), None))
+    monkeypatch.setattr(image.peers, "prepare", lambda _: (asked.append("peers"), None))
     monkeypatch.setattr(image, "own_group", lambda: contextlib.nullcontext("group"))
     monkeypatch.setattr(image, "own_network", empty_network)
     monkeypatch.setattr(image, "lab", no_lab)
-    monkeypatch.setattr(image.image_hotsets, "publish", lambda *_, other: asked.append(other))
-    monkeypatch.setattr(image.image_ours, "publish", publish)
+    monkeypatch.setattr(image.hotsets, "publish", lambda *_, other: asked.append(other))
+    monkeypatch.setattr(image.ours, "publish", publish)
     with pytest.raises(RuntimeError, match="far enough"):
         image.measure(harness.Options(quick=True, runs=1), [])
     assert asked == ["torch", "python", "peers", "network", "python"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import harness, image_files
-from bench.image_lab import MARK
+from bench import harness
+from bench.image.lab import MARK
+from bench.image_files import benchmark as image_files
 from tools.images import real
 from tools.images.layout import Image, Layer, write_layout
 from tools.images.members import directory, file

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from bench import generate
+from bench.report import generate
 from bootseer.profiler.report import analysis, quantiles, stragglers
 from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import Report

@@ -16,8 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import image_files_lazy, image_hotsets, image_ours, image_peers, image_steady
-from bench.image_lab import Link, Start, lab, own_group
+from bench.image import hotsets as image_hotsets
+from bench.image import ours as image_ours
+from bench.image import peers as image_peers
+from bench.image import steady as image_steady
+from bench.image.lab import Link, Start, lab, own_group
+from bench.image_files import lazy as image_files_lazy
 from tools.containerd.server import Containerd
 from tools.images.layout import Image, write_layout
 from tools.images.members import Repeated, directory, file, symlink

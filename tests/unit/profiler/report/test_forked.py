@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import generate
+from bench.report import generate
 
 SCRIPT = """
 import os, signal, sys

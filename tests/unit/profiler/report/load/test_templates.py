@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import generate
+from bench.report import generate
 from bootseer.profiler.report.load import templates as templates_module
 from bootseer.profiler.report.load.line_blocks import pack_lines
 from bootseer.profiler.report.load.templates import Templates

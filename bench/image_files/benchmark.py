@@ -12,7 +12,7 @@ alone; `start alone` is `bootseer start` with nothing to do. Seconds until the p
 before each start, then podman, runc and the wrapper are warmed by a container that does nothing.
 `warm` is the command alone with everything in memory, the limit. *recording*: there is no trace
 yet, so that `ours` is recorded beside the job, in turns with the same start that is not; three
-times the rounds, as the difference is small. *stargz*: see `bench.image_files_lazy`. Needs root.
+times the rounds, as the difference is small. *stargz*: see `bench.image_files.lazy`. Needs root.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness, image_files_lazy, memory
-from bench.image_lab import MARK, WORK
+from bench import harness
+from bench.image.lab import MARK, WORK
+from bench.image_files import lazy
 from tools.images import real
 from tools.initimage import __main__ as initimage
 from tools.initimage import payload
@@ -45,10 +46,10 @@ MEASURES = (
     "bootseer/entrypoint",
     "bootseer/imageprefetch",
     "tools/initimage",
-    "bench/image_files.py",
-    "bench/image_files_lazy.py",
-    "bench/image_lab.py",
-    "bench/image_peers.py",
+    "bench/image_files/benchmark.py",
+    "bench/image_files/lazy.py",
+    "bench/image/lab.py",
+    "bench/image/peers.py",
 )
 COLD, RECORDING = "cold overlayfs", "recording"
 KINDS = (COLD, RECORDING)
@@ -105,7 +106,7 @@ def names() -> list[str]:
     """All cases."""
     return [
         *(f"{work} {kind}" for work in WORK for kind in KINDS),
-        *image_files_lazy.names(),
+        *lazy.names(),
     ]
 
 
@@ -118,7 +119,7 @@ def run(options: harness.Options) -> list[harness.Case]:
 def measure(wanted: Sequence[str], rounds: int, image: str = "torch") -> list[harness.Case]:
     """Measure these cases."""
     cases: list[harness.Case] = []
-    lazily = [name for name in wanted if name in image_files_lazy.names()]
+    lazily = [name for name in wanted if name in lazy.names()]
     locally = [name for name in wanted if name not in lazily]
     scratch = Path(tempfile.mkdtemp(prefix="bf-"))
     try:
@@ -163,16 +164,16 @@ def _locally(here: Place, wanted: Sequence[str], rounds: int) -> list[harness.Ca
 
 
 def _lazily(home: Path, shared: Path, wanted: Sequence[str], rounds: int) -> list[harness.Case]:
-    works = [work for work in WORK if f"{work} {image_files_lazy.NAME}" in wanted]
+    works = [work for work in WORK if f"{work} {lazy.NAME}" in wanted]
 
     def sides(work: str) -> dict[str, Sequence[str]]:
         return {
             harness.OURS: _wrapped(work, _name(work)),
-            image_files_lazy.NAME: _program(work),
+            lazy.NAME: _program(work),
         }
 
-    with image_files_lazy.place(home, shared) as here:
-        return image_files_lazy.measure(here, sides, works, rounds)
+    with lazy.place(home, shared) as here:
+        return lazy.measure(here, sides, works, rounds)
 
 
 def write_settings(shared: Path, work: str) -> None:
@@ -260,8 +261,3 @@ def main() -> int:
     print(harness.table(cases))
     harness.keep("image_files", cases, names=names(), command=command)
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import harness
-from bench.depsnap import (
+from bench.depsnap.benchmark import (
     Place,
     WorkSet,
     copy,
@@ -52,7 +52,7 @@ _PUBLISHED_LIMIT_S = 300.0
 
 def locked(name: str) -> WorkSet:
     """A work set with every package that it brings named and pinned."""
-    return WorkSet(f"{name}-locked", requirements_of(f"depsnap-{name}-lock.txt"), SETS[name])
+    return WorkSet(f"{name}-locked", requirements_of(f"{name}-lock.txt"), SETS[name])
 
 
 class Commands:
@@ -148,7 +148,7 @@ def run(kind: str, name: str, pinned: str, rounds: int) -> list[harness.Case]:
         listed = place.inputs / "list.txt"
         words = work_set.requirements
         if pinned == "unpinned":
-            source = "depsnap-small.txt" if name == "small" else "depsnap-requirements.txt"
+            source = f"{name}-requirements.txt"
             words = tuple(word.partition("=")[0] for word in requirements_of(source))
         listed.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
         commands = Commands(place, listed)

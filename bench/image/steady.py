@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench import harness, image_ours
-from bench.image_lab import Lab
-from bench.image_peers import erofs, forget
+from bench import harness
+from bench.image.lab import Lab
+from bench.image.ours import mount_command, unmounted
+from bench.image.peers import erofs, forget
 
 COMPLETE_TIMEOUT_S = 120.0
 READERS = 4
@@ -47,10 +48,8 @@ def steady(place: Lab, name: str, disk: Path, rounds: int) -> list[harness.Case]
 def complete(place: Lab, folder: Path) -> Iterator[Path]:
     """Our mount once all of the image is on this node, and known to be: the second one."""
     runtime = folder / "run"
-    mount = image_ours.mount_command(
-        place, folder, "", "--no-record", "--json", "--runtime", str(runtime)
-    )
-    with image_ours.unmounted(folder / "m", runtime):
+    mount = mount_command(place, folder, "", "--no-record", "--json", "--runtime", str(runtime))
+    with unmounted(folder / "m", runtime):
         subprocess.run(mount, check=True, capture_output=True)
         until = time.monotonic() + COMPLETE_TIMEOUT_S
         while not list((folder / "cache/blocks").glob("*/sealed")):
@@ -60,7 +59,7 @@ def complete(place: Lab, folder: Path) -> Iterator[Path]:
     (folder / "m").rmdir()
     until = time.monotonic() + COMPLETE_TIMEOUT_S
     while True:
-        with image_ours.unmounted(folder / "m", runtime) as tree:
+        with unmounted(folder / "m", runtime) as tree:
             done = subprocess.run(mount, check=True, capture_output=True)
             if json.loads(done.stdout)["complete"]:
                 yield tree

@@ -1,6 +1,6 @@
 """The peer of `bench report`: duckdb pairs the same begins and ends and takes the same percentiles.
 
-    python -m bench.report_duckdb EVENTS
+    python -m bench.report.duckdb_peer EVENTS
 
 Reads what the report reads, as JSON of lines with the fields named that it needs, and prints each
 phase's number of processes, median, 90th and 99th percentile and maximum in seconds. It corrects no

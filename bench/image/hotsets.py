@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bench import harness, image_ours
-from bench.image_lab import WORK as WORKS
-from bench.image_lab import Lab, Start
-from bench.image_peers import REPOSITORY
+from bench import harness
+from bench.image import ours
+from bench.image.lab import WORK as WORKS
+from bench.image.lab import Lab, Start
+from bench.image.peers import REPOSITORY
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.imageprefetch.record.trace_store import TraceStore
 
@@ -26,23 +27,23 @@ def publish(lab: Lab, cache: Path, other: str) -> None:
     `other` is the source of another stock image that runs `WORK`: what its start reads is carried
     over to this one, file by file.
     """
-    (path,) = cache.glob(f"images/*/traces/{image_ours.workload(WORK)}.trace")
+    (path,) = cache.glob(f"images/*/traces/{ours.workload(WORK)}.trace")
     store = TraceStore(path.parent)
-    recorded = store.load(image_ours.workload(WORK))
+    recorded = store.load(ours.workload(WORK))
     if recorded is None:
         raise RuntimeError("nothing was recorded")
     for name, made in (("empty", _empty), ("random", _random), ("everything", _everything)):
         store.add(replace(made(recorded), workload=name))
         words = ["--plain-http", "--cache", str(cache), "--workload", name, "--push"]
-        image_ours.call(lab, "hotset", "build", *words, image_ours.image(lab))
+        ours.call(lab, "hotset", "build", *words, ours.image(lab))
     lab.ours.push(other, REPOSITORY, OTHER_TAG)
     ref = lab.ours.reference(REPOSITORY, OTHER_TAG)
     words = ["--plain-http", "--cache", str(cache)]
-    image_ours.call(lab, "build", *words, ref)
+    ours.call(lab, "build", *words, ref)
     words += ["--workload", CARRIED]
     program = ["python3", "-c", WORKS[WORK]]
-    image_ours.call(lab, "record", *words, "--push", ref, "--", *program)
-    image_ours.call(lab, "hotset", "build", *words, "--from", ref, "--push", image_ours.image(lab))
+    ours.call(lab, "record", *words, "--push", ref, "--", *program)
+    ours.call(lab, "hotset", "build", *words, "--from", ref, "--push", ours.image(lab))
 
 
 def _empty(trace: Trace) -> Trace:
@@ -69,16 +70,16 @@ def cases(
     names = {
         "empty": "empty",
         "random": "random",
-        "of another program": image_ours.workload(OTHER),
+        "of another program": ours.workload(OTHER),
         "of another image": CARRIED,
         "of everything": "everything",
     }
     sides: dict[str, Callable[[], Start]] = {
-        harness.OURS: lambda: image_ours.start(lab, WORK),
-        "no hot set": lambda: image_ours.start(lab, WORK, "--no-hot"),
+        harness.OURS: lambda: ours.start(lab, WORK),
+        "no hot set": lambda: ours.start(lab, WORK, "--no-hot"),
     }
     for kind in KINDS:
-        sides[kind] = lambda kind=kind: image_ours.start(lab, WORK, name=names[kind])  # type: ignore[misc]
+        sides[kind] = lambda kind=kind: ours.start(lab, WORK, name=names[kind])  # type: ignore[misc]
     runs = interleaved(name, sides, rounds)
     seconds = {side: [r.seconds for r in starts] for side, starts in runs.items()}
     out = harness.cases_of(name, {s: seconds[s] for s in (harness.OURS, "no hot set")}, unit="s")

@@ -41,7 +41,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import fuse_images, harness
+from bench import harness
+from bench.fuse import images
 from bootseer.blocks.cache import present_index
 
 MEASURES = (
@@ -54,13 +55,13 @@ MEASURES = (
     "bootseer/reporting.py",
     "bootseer/storage",
     "bootseer/stripedfs",
-    "bench/fuse_images.py",
-    "bench/fuse.py",
-    "bench/fuse_peers.py",
-    "bench/fuse_c",
+    "bench/fuse/images.py",
+    "bench/fuse/benchmark.py",
+    "bench/fuse/peers.py",
+    "bench/fuse/c",
 )
 HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 NAME = "data"
 FILE_BYTES, QUICK_FILE_BYTES = 2 << 30, 512 << 20
 READS, QUICK_READS = 40_000, 10_000
@@ -121,7 +122,7 @@ def compile_programs(folder: Path) -> None:
     if found.returncode:
         raise RuntimeError("bench fuse needs libfuse 3's headers: install libfuse3-dev")
     for name, words in (("server", found.stdout.split()), ("reader", [])):
-        source, program = str(HERE / "fuse_c" / f"{name}.c"), str(folder / name)
+        source, program = str(HERE / "c" / f"{name}.c"), str(folder / name)
         subprocess.run(
             ["gcc", "-O2", "-Wall", "-o", program, source, *words, "-pthread"], check=True
         )
@@ -192,7 +193,7 @@ def peer_commands(folder: Path, *, direct: bool) -> dict[str, list[str]]:
     }
     for name, module in BINDINGS.items():
         if importlib.util.find_spec(module) is not None:
-            commands[name] = [python, "-m", "bench.fuse_peers", name, mode, source]
+            commands[name] = [python, "-m", "bench.fuse.peers", name, mode, source]
     if not direct and shutil.which("rclone"):
         folder_url = f":local:{folder / 'source'}"
         commands["rclone"] = ["rclone", "mount", "--read-only", "--config", "", folder_url]
@@ -349,7 +350,7 @@ def measure_images(
     runs = {kind: chosen(kind, BUFFERED | RANDOM, wanted) for kind in IMAGES}
     if not any(runs.values()):
         return
-    image = fuse_images.Image(folder)
+    image = images.Image(folder)
     image.prepare(folder / "source" / NAME)
     threads = [str(C_THREADS), str(C_CLONE)]
     command = [str(folder / "server"), "mmap", "1", *threads, str(image.data)]

@@ -1,6 +1,6 @@
 """One timed reading or writing of HDFS, in a process of its own; prints one line of JSON.
 
-    python -m bench.hdfs_side KIND [ARGUMENT ...]
+    python -m bench.hdfs.side KIND [ARGUMENT ...]
 
 The clocks, of time and processor, run from before a connection is made, libraries loaded, until
 the last byte is there; reading ends in memory that is used over and over, and the bytes are

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness, image_peers
-from bench.image_lab import LINKS, WORK, Lab, Start, lab, own_group
+from bench import harness
+from bench.image import peers
+from bench.image.lab import LINKS, WORK, Lab, Start, lab, own_group
 from tools.images import real
 from tools.netlab import own_network
 
@@ -41,13 +42,13 @@ class Lazy:
             *("--mount", f"type=bind,src={self.home},dst={HOME},options=rbind:ro"),
             *("--mount", f"type=bind,src={self.shared},dst=/shared,options=rbind:rw"),
         ]
-        return image_peers.stargz_run(self.lab, image_peers.LAZY, shown, words)
+        return peers.stargz_run(self.lab, peers.LAZY, shown, words)
 
 
 @contextmanager
 def place(home: Path, shared: Path) -> Iterator[Lazy]:
     """The registry and its link; leaves this process's network for one of its own meanwhile."""
-    storage, _ = image_peers.prepare(real.image("torch"))
+    storage, _ = peers.prepare(real.image("torch"))
     scratch = Path(tempfile.mkdtemp(prefix="bl-"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:

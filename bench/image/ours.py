@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import bootseer
-from bench.image_lab import WORK, Lab, Start, cpu_s, measured
-from bench.image_peers import REPOSITORY, rootfs_command
+from bench.image.lab import WORK, Lab, Start, cpu_s, measured
+from bench.image.peers import REPOSITORY, rootfs_command
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.table import parse
 

@@ -1,4 +1,4 @@
-"""One file served by another Python binding: `python -m bench.fuse_peers NAME DIRECT FILE MOUNT`.
+"""One file served by another Python binding: `python -m bench.fuse.peers NAME DIRECT FILE MOUNT`.
 
 Each in its fastest form found: no path work, 1 MiB requests where the library can ask for them;
 a pread for a read, but for pyfuse3, which sends a slice of a memory map without a copy. Runs in

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import cores
-from bench.hdfs_links import senders
+from bench.hdfs.links import senders
 from tools.hdfs.cluster import Cluster
 from tools.netlab import OURS, Host, Network
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MIB, GIB = 1 << 20, 1 << 30
 LINK_MBIT = 830.0  # 94.6 MiB/s of payload
 
@@ -198,8 +198,8 @@ class Done:
 
 
 def side_command(*words: object) -> list[str]:
-    """The command of one turn of `bench.hdfs_side`."""
-    return [sys.executable, "-m", "bench.hdfs_side", *map(str, words)]
+    """The command of one turn of `bench.hdfs.side`."""
+    return [sys.executable, "-m", "bench.hdfs.side", *map(str, words)]
 
 
 def measured(command: Sequence[str], noticed: Callable[[], None] | None = None) -> Done:
@@ -235,7 +235,7 @@ def run_of(content: Content, seconds: float, cpu_s: float = 0.0, peak_mib: float
 
 
 def checked(done: Done, content: Content) -> dict[str, float]:
-    """What a turn of `bench.hdfs_side` told; RuntimeError when it found other bytes."""
+    """What a turn of `bench.hdfs.side` told; RuntimeError when it found other bytes."""
     result = json.loads(done.output)
     if result["digest"] != content.digest:
         raise RuntimeError(f"wrong bytes: {result}")

@@ -1,6 +1,6 @@
 """Make the events of one large start, and the truth about it in a separate file.
 
-    python -m bench.generate OUT [--seed N] [--nodes N] [--ranks N] [--quiet-noise]
+    python -m bench.report.generate OUT [--seed N] [--nodes N] [--ranks N] [--quiet-noise]
 
 OUT/events holds one file a rank, as the event writer names and writes them, or with `--by-node` one
 file a node with its ranks' events one after the other; OUT/truth.json what was put in, which the
@@ -341,7 +341,7 @@ def generate(out: Path, options: Options) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.report.generate", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)

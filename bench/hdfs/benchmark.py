@@ -39,9 +39,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import harness, memory
-from bench.hdfs_cases import CASES, NATIVE, Runs
-from bench.hdfs_lab import Kind, Lab, Run, Side, lab
+from bench import harness
+from bench.hdfs.cases import CASES, NATIVE, Runs
+from bench.hdfs.lab import Kind, Lab, Run, Side, lab
 from tools.hdfs import jars
 from tools.netlab import own_network
 
@@ -53,12 +53,12 @@ MEASURES = (
     "bootseer/storage",
     "bootseer/stripedfs",
     "bench/cores.py",
-    "bench/hdfs.py",
-    "bench/hdfs_cases.py",
-    "bench/hdfs_lab.py",
-    "bench/hdfs_links.py",
-    "bench/hdfs_mounts.py",
-    "bench/hdfs_side.py",
+    "bench/hdfs/benchmark.py",
+    "bench/hdfs/cases.py",
+    "bench/hdfs/lab.py",
+    "bench/hdfs/links.py",
+    "bench/hdfs/mounts.py",
+    "bench/hdfs/side.py",
     "bench/memory.py",
 )
 QUICK_FILE_BYTES = 192 << 20
@@ -153,8 +153,3 @@ def main() -> int:
     cases = measure(harness.Options(arguments.quick, arguments.runs), arguments.case, keep)
     print(harness.table(cases))
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

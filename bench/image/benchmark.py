@@ -39,8 +39,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import harness, image_hotsets, image_ours, image_peers, image_steady, memory
-from bench.image_lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
+from bench import harness
+from bench.image import hotsets, ours, peers, steady
+from bench.image.lab import FREE, LINKS, WORK, Lab, Link, Start, lab, own_group
 from tools.images import real
 from tools.netlab import own_network
 
@@ -68,12 +69,12 @@ MEASURES = (
     "bootseer/storage",
     "bootseer/system",
     "scripts",
-    "bench/image.py",
-    "bench/image_hotsets.py",
-    "bench/image_lab.py",
-    "bench/image_ours.py",
-    "bench/image_peers.py",
-    "bench/image_steady.py",
+    "bench/image/benchmark.py",
+    "bench/image/hotsets.py",
+    "bench/image/lab.py",
+    "bench/image/ours.py",
+    "bench/image/peers.py",
+    "bench/image/steady.py",
     "tools/images",
 )
 Side = Callable[[], Start]
@@ -111,11 +112,11 @@ def measure(
     `store` keeps our registry's content for the next run, which then publishes nothing. `sides`
     are those to be measured of cases of starts, besides ours; none: all.
     """
-    image_ours.compile_modules()
+    ours.compile_modules()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     image = real.image("torch")
     other = real.image("python")  # made by pip: the network below leads to no index
-    storage, disk = image_peers.prepare(image)
+    storage, disk = peers.prepare(image)
     cases: list[harness.Case] = []
     scratch = Path(tempfile.mkdtemp(prefix="bi-"))
     try:
@@ -145,8 +146,8 @@ def _published(place: Lab, source: str, other: str, stored: Path) -> dict[str, i
     if told.exists():
         sizes: dict[str, int] = json.loads(told.read_text(encoding="utf-8"))
         return sizes
-    also = functools.partial(image_hotsets.publish, other=other)
-    sizes = image_ours.publish(place, source, list(WORK), also)
+    also = functools.partial(hotsets.publish, other=other)
+    sizes = ours.publish(place, source, list(WORK), also)
     told.write_text(json.dumps(sizes), encoding="utf-8")
     return sizes
 
@@ -182,27 +183,25 @@ def _link(place: Lab) -> str:
 def run_sides(place: Lab, work: str) -> dict[str, Side]:
     """What is compared in a case of `image run`."""
     return {
-        harness.OURS: lambda: image_ours.run_start(place, work),
-        WITH_AGENT: lambda: image_ours.run_start(place, work, with_agent=True),
+        harness.OURS: lambda: ours.run_start(place, work),
+        WITH_AGENT: lambda: ours.run_start(place, work, with_agent=True),
     }
 
 
 def start_sides(place: Lab, work: str, disk: Path, quick: bool) -> dict[str, Side]:
     """What is compared in a case of starts."""
     sides: dict[str, Side] = {
-        harness.OURS: lambda: image_ours.start(place, work),
-        WITH_AGENT: lambda: image_ours.start(place, work, with_agent=True),
-        "no hot set": lambda: image_ours.start(place, work, "--no-hot"),
-        "stargz optimised": lambda: image_peers.stargz_pull(
-            place, work, image_peers.optimised(work)
-        ),
-        "cold local disk": lambda: image_peers.cold_disk(place, work, disk),
-        "warm local disk": lambda: image_peers.warm_disk(place, work, disk),
+        harness.OURS: lambda: ours.start(place, work),
+        WITH_AGENT: lambda: ours.start(place, work, with_agent=True),
+        "no hot set": lambda: ours.start(place, work, "--no-hot"),
+        "stargz optimised": lambda: peers.stargz_pull(place, work, peers.optimised(work)),
+        "cold local disk": lambda: peers.cold_disk(place, work, disk),
+        "warm local disk": lambda: peers.warm_disk(place, work, disk),
     }
     if not quick:
-        sides["stargz"] = lambda: image_peers.stargz_pull(place, work, image_peers.LAZY)
-        sides[PULLS[0]] = lambda: image_peers.containerd_pull(place, work)
-        sides[PULLS[1]] = lambda: image_peers.podman_pull(place, work)
+        sides["stargz"] = lambda: peers.stargz_pull(place, work, peers.LAZY)
+        sides[PULLS[0]] = lambda: peers.containerd_pull(place, work)
+        sides[PULLS[1]] = lambda: peers.podman_pull(place, work)
     return sides
 
 
@@ -255,8 +254,8 @@ def recording(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.C
     """What recording adds to a start, by processor time: enough rounds to tell 2 %."""
     work = "numpy+pyarrow"
     sides: dict[str, Side] = {
-        harness.OURS: lambda: image_ours.start(place, work),
-        "without recording": lambda: image_ours.start(place, work, "--no-record"),
+        harness.OURS: lambda: ours.start(place, work),
+        "without recording": lambda: ours.start(place, work, "--no-record"),
     }
     runs = _interleaved(name, sides, RECORDING_ROUNDS * rounds)
     cpu = {side: [start.cpu_s for start in starts] for side, starts in runs.items()}
@@ -271,10 +270,10 @@ def at_once(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Cas
     """Several containers of one image against one, without the background fill."""
     work, distinct = "numpy+pyarrow", list[float]()
     sides: dict[str, Side] = {
-        harness.OURS: lambda: image_ours.together(
+        harness.OURS: lambda: ours.together(
             place, work, TOGETHER, lambda size: distinct.append(size / 1e6)
         ),
-        "one container": lambda: image_ours.start(place, work, "--no-fill"),
+        "one container": lambda: ours.start(place, work, "--no-fill"),
     }
     runs = _interleaved(name, sides, rounds)
     # What came over the link, against each different block, and the hot set, once.
@@ -294,14 +293,14 @@ def _plain_cases(name: str, runs: dict[str, list[Start]]) -> list[harness.Case]:
 
 def hot_sets(place: Lab, name: str, _disk: Path, rounds: int) -> list[harness.Case]:
     """Hot sets that do not fit."""
-    return image_hotsets.cases(place, name, rounds, _interleaved)
+    return hotsets.cases(place, name, rounds, _interleaved)
 
 
 EXTRA: dict[str, Extra] = {
     HOT_SETS: hot_sets,
     "recording": recording,
     f"{TOGETHER} containers at once": at_once,
-    "steady reads": image_steady.steady,
+    "steady reads": steady.steady,
 }
 
 
@@ -338,8 +337,3 @@ def main() -> int:
         cases = measure(options, arguments.case, done, arguments.store, sides)
     print(harness.table(cases))
     return 0
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.hdfs_lab import GIB, ROOT, Content, Lab, Run, checked, measured, run_of, side_command
+from bench.hdfs.lab import GIB, ROOT, Content, Lab, Run, checked, measured, run_of, side_command
 
 Reader = Callable[[Path, Content], Run]
 """Reads a file to its end."""
 
 
 def by_python(kind: str) -> Reader:
-    """A kind of `bench.hdfs_side`, which compares the bytes."""
+    """A kind of `bench.hdfs.side`, which compares the bytes."""
 
     def read(path: Path, content: Content) -> Run:
         told = checked(measured(side_command(kind, path)), content)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.image_lab import WORK, Lab, Start, measured
+from bench.image.lab import WORK, Lab, Start, measured
 from tools import stargz
 from tools.containerd.server import Containerd
 from tools.images import real

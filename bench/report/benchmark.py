@@ -3,8 +3,8 @@
 A case that ends in `json` is of `--json`, the others of the terminal with `--html`; of one start
 all sides take turns, so that both cases have the same rounds of the peer.
 
-duckdb's side is the pairing and the percentiles alone (see `report_duckdb`), which is the least
-that any report of these events must do.
+duckdb's side is the pairing and the percentiles alone (see `bench.report.duckdb_peer`), which is
+the least that any report of these events must do.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import generate, harness
+from bench import harness
+from bench.report import generate
 
 MEASURES = (
     "bootseer/cli/report/report.py",
     "bootseer/profiler",
-    "bench/report.py",
-    "bench/report_duckdb.py",
-    "bench/generate.py",
+    "bench/report/benchmark.py",
+    "bench/report/duckdb_peer.py",
+    "bench/report/generate.py",
 )
 PEER = "duckdb"
 STARTS = {
@@ -57,7 +58,7 @@ def _sides(folder: Path) -> dict[str, Callable[[], tuple[float, float]]]:
         JSON: lambda: _once(["bootseer", "report", events, "--json"]),
     }
     if importlib.util.find_spec("duckdb"):
-        sides[PEER] = lambda: _once(["bench.report_duckdb", events])
+        sides[PEER] = lambda: _once(["bench.report.duckdb_peer", events])
     else:
         print("duckdb is not installed: its side is missing", file=sys.stderr)
     return sides

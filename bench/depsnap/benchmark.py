@@ -1,10 +1,10 @@
 """Restoring an installed environment against installing it: ready, and first work.
 
 `python -m bench.depsnap CASE…` measures some of the cases and keeps the others' figures. Whole
-`deps run` commands: see `depsnap_commands`. The forms alone, `archive` and `tree`, are measured as
-a program that does nothing else: no key, record or lease.
+`deps run` commands: see `bench.depsnap.commands`. The forms alone, `archive` and `tree`, are
+measured as a program that does nothing else: no key, record or lease.
 
-Work sets: `large` is `depsnap-requirements.txt` (torch's CPU build, transformers, …: about 1.4 GB
+Work sets: `large` is `large-requirements.txt` (torch's CPU build, transformers, …: about 1.4 GB
 installed), `small` (`--quick`) numpy and pandas. The wheels are downloaded once into
 `$BOOTSEER_BENCH_CACHE` (default `~/.cache/bootseer-bench`), torch first, so that nothing pulls
 its CUDA packages. Every side installs into a fresh venv made by `python -m venv`.
@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import harness, memory
+from bench import harness
 from bootseer.depsnap.capture import scan
 from bootseer.depsnap.capture.entries import RootDelta
 from bootseer.depsnap.format import archive
@@ -64,13 +64,13 @@ MEASURES = (
     "bootseer/storage",
     "bootseer/system",
     "scripts",
-    "bench/depsnap.py",
-    "bench/depsnap_commands.py",
-    "bench/depsnap_side.py",
-    "bench/depsnap-small-lock.txt",
-    "bench/depsnap-large-lock.txt",
-    "bench/depsnap-small.txt",
-    "bench/depsnap-requirements.txt",
+    "bench/depsnap/benchmark.py",
+    "bench/depsnap/commands.py",
+    "bench/depsnap/side.py",
+    "bench/depsnap/small-lock.txt",
+    "bench/depsnap/large-lock.txt",
+    "bench/depsnap/small-requirements.txt",
+    "bench/depsnap/large-requirements.txt",
 )
 HERE = Path(__file__).parent
 UNMOUNT_LIMIT_S = 60.0
@@ -98,7 +98,7 @@ def requirements_of(name: str) -> tuple[str, ...]:
 
 
 def large() -> WorkSet:
-    wanted = requirements_of("depsnap-requirements.txt")
+    wanted = requirements_of("large-requirements.txt")
     imports = "import torch, transformers, datasets, accelerate, pandas, pyarrow"
     return WorkSet("large", wanted, imports)
 
@@ -265,7 +265,7 @@ def uv_command(place: Place, link_mode: str, cache: Path) -> list[str]:
 
 
 def side(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "bench.depsnap_side", name, *words]
+    return [sys.executable, "-m", "bench.depsnap.side", name, *words]
 
 
 def sides(place: Place) -> dict[str, Callable[[], float]]:
@@ -352,19 +352,19 @@ def run(options: harness.Options) -> list[harness.Case]:
     for kind in file_systems():
         out += forms(kind, SMALL if options.quick else large(), options.runs)
     if not options.quick:
-        for kind, name, pinned in depsnap_commands().labels(file_systems()):
-            out += depsnap_commands().run(kind, name, pinned, options.runs)
+        for kind, name, pinned in load_commands().labels(file_systems()):
+            out += load_commands().run(kind, name, pinned, options.runs)
     return out
 
 
-def depsnap_commands() -> types.ModuleType:
+def load_commands() -> types.ModuleType:
     """The whole commands' half, which uses this one."""
-    return importlib.import_module("bench.depsnap_commands")
+    return importlib.import_module("bench.depsnap.commands")
 
 
 def main() -> int:
     """Measure some cases and put them into the result file."""
-    commands = depsnap_commands()
+    commands = load_commands()
     choices = {f"forms {k or 'this disk'}": k for k in file_systems()}
     whole = {
         f"commands {k or 'this disk'} {n} {p}": (k, n, p)
@@ -391,7 +391,7 @@ def case_names() -> list[str]:
     kinds = [kind or "this disk" for kind in file_systems()]
     whole = [
         f"{situation} {what}, {kind}, {name}, {pinned}"
-        for kind, name, pinned in depsnap_commands().labels(kinds)
+        for kind, name, pinned in load_commands().labels(kinds)
         for situation in ("first start", "fresh node", "second start")
         for what in ("ready", "first work", "after resolving")
     ]
@@ -402,8 +402,3 @@ def case_names() -> list[str]:
         for what in ("ready", "first work")
     ]
     return [*whole, *alone]
-
-
-if __name__ == "__main__":
-    with memory.kept():
-        raise SystemExit(main())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import harness
-from bench.hdfs_lab import (
+from bench.hdfs.lab import (
     GIB,
     MIB,
     Content,
@@ -29,8 +29,8 @@ from bench.hdfs_lab import (
     run_of,
     side_command,
 )
-from bench.hdfs_links import link_sum
-from bench.hdfs_mounts import Reader, by_cat, by_dd, by_python, our_mount, rclone_mount
+from bench.hdfs.links import link_sum
+from bench.hdfs.mounts import Reader, by_cat, by_dd, by_python, our_mount, rclone_mount
 
 BUDGET_MIB = 512.0
 NATIVE = "over hdfs-native"

@@ -1,0 +1,1 @@
+"""Bench `fuse`: our mounts against FUSE servers in C and other Python bindings."""

@@ -1,0 +1,1 @@
+"""Bench `hdfs`: checkpoints on a real HDFS behind capped links."""

@@ -1,0 +1,1 @@
+"""Bench `image_files`: container starts with file mode, and without."""

@@ -1,0 +1,1 @@
+"""Bench `report`: reports of large starts, and the generator of their events."""
