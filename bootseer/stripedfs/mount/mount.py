@@ -120,12 +120,12 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
     """Make what is served. Opens the store and starts threads, so only the worker may call it."""
+    from bootseer.blocks.cache.descriptors import raise_limit
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
-    from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
     store, name = _open_store(_limit_store(settings))
