@@ -12,7 +12,8 @@ import pytest
 from tests.support.commands.run import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
-NAMES += ["system/__init__", "system/file_lock", "system/readiness", "system/processes"]
+NAMES += ["system/__init__", "system/file_lock", "system/paths", "system/readiness"]
+NAMES += ["system/processes"]
 NAMES += ["context_managers"]
 NAMES += [
     f"entrypoint/{name}"
