@@ -30,6 +30,7 @@ NAMES += [
     f"profiler/collect/log_rules/{name}"
     for name in ("__init__", "engine", "lines", "matcher_process", "rules")
 ]
+NAMES += ["profiler/collect/private_pip_log"]
 FILES = [PACKAGE / f"{name}.py" for name in NAMES]
 FILES += sorted((PACKAGE / "profiler" / "collect" / "inject").glob("*.py"))
 
