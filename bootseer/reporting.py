@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 
 from bootseer import events
+from bootseer.system.lru import put_youngest
 
 MOST_KINDS = 1000
 
@@ -31,10 +32,9 @@ class Once:
             if self._forget_s < math.inf:
                 recent = {k: s for k, s in self._met_s.items() if now_s - s <= self._forget_s}
                 self._met_s = recent
-            is_new = self._met_s.pop(kind, None) is None
-            if self._forget_s == math.inf and len(self._met_s) >= MOST_KINDS:
-                del self._met_s[next(iter(self._met_s))]
-            self._met_s[kind] = now_s  # at the end: the first is the one not met for longest
+            is_new = kind not in self._met_s
+            most = MOST_KINDS if self._forget_s == math.inf else len(self._met_s) + 1
+            put_youngest(self._met_s, kind, now_s, most)
         return is_new
 
 

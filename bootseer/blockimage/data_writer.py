@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -57,7 +58,12 @@ class _Packed(NamedTuple):
 
 
 class DataWriter:
-    """Stores contents into the file at `path`; a context manager that removes it on failure."""
+    """Stores contents into the file at `path`; a context manager that creates it on entry.
+
+    Leaving by a failure removes the file.
+    """
+
+    _file: FileIO
 
     def __init__(
         self,
@@ -71,10 +77,6 @@ class DataWriter:
         self.path = path
         self.raw_bytes = 0
         self._block_bytes, self._level, self._limit_bytes = block_bytes, level, limit_bytes
-        try:
-            self._file = open(path, "w+b", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise from_os_error(error, f"write {path}") from error
         self._block = bytearray()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
         self._most_pending = 3 * threads
@@ -88,6 +90,10 @@ class DataWriter:
         self._zero_block: _Packed | None = None
 
     def __enter__(self) -> Self:
+        try:
+            self._file = open(self.path, "w+b", buffering=0)
+        except OSError as error:
+            raise from_os_error(error, f"write {self.path}") from error
         return self
 
     def __exit__(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bootseer.depsnap.key.install_command import plan
 from bootseer.events.writer import NullWriter, Writer
-from bootseer.profiler.collect import pip_log
-
-_VARIABLE = "PIP_LOG"
+from bootseer.profiler.collect.private_pip_log import VARIABLE, PrivatePipLog
 
 
 @contextlib.contextmanager
@@ -22,36 +19,28 @@ def record_phases(
 
     Adds PIP_LOG to `environ` unless the user set a log, no pip is run or no events are written.
     """
-    path = _make_log(command, environ) if isinstance(writer, Writer) else None
-    if path is None:
+    log = _make_log(command, environ) if isinstance(writer, Writer) else None
+    if log is None:
         yield
         return
-    environ[_VARIABLE] = path
+
+    def write(name: str, begin_ns: int, end_ns: int, attributes: dict[str, Any]) -> None:
+        child = writer.begin(name, attributes, span, begin_ns)
+        writer.end(child, name, "ok", attributes, end_ns)
+
+    environ[VARIABLE] = log.path
     try:
         yield
-        _write_phases(path, writer, span)
+        log.finish(write)
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        log.remove()
 
 
-def _make_log(command: Sequence[str], environ: dict[str, str]) -> str | None:
+def _make_log(command: Sequence[str], environ: dict[str, str]) -> PrivatePipLog | None:
     runs_pip = any(install.tool == "pip" for install in plan(command))
-    if not runs_pip or _VARIABLE in environ or any(w.startswith("--log") for w in command):
+    if not runs_pip or VARIABLE in environ or any(w.startswith("--log") for w in command):
         return None
     try:
-        fd, path = tempfile.mkstemp(prefix="bootseer-pip-", suffix=".log")
+        return PrivatePipLog.create(environ)
     except OSError:
         return None
-    os.close(fd)
-    return path
-
-
-def _write_phases(path: str, writer: NullWriter, span: str) -> None:
-    try:
-        for name, begin_ns, end_ns, attributes in pip_log.sub_phases(path):
-            child = writer.begin(name, attributes, span, begin_ns)
-            writer.end(child, name, "ok", attributes, end_ns)
-    except Exception:
-        # The border: a log that is misread costs the sub-phases, never the install.
-        return

@@ -93,23 +93,24 @@ def original_environment() -> dict[str, str]:
 class Child:
     """A running command. Signals to us are blocked from before its start and passed on by `wait`.
 
-    Raises OSError from the constructor when the command cannot be executed.
+    `on_signal(number)` gets each signal first; it returns True to keep it from the child.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        file_actions: FileActions = (),
-        on_signal: Callable[[int], bool] | None = None,
-    ) -> None:
-        """`on_signal(number)` gets each signal first; it returns True to keep it from the child."""
+    def __init__(self, on_signal: Callable[[int], bool] | None = None) -> None:
+        self.pid = 0
         self._on_signal = on_signal
         self._was_asked_to_stop = self._terminal_interrupt = False
+        self._held: Iterable[int] = ()
+        self._before: Iterable[int] = ()
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], file_actions: FileActions = ()
+    ) -> None:
+        """Block signals and start the command; raises OSError when it cannot be executed."""
         held = set(_signal.valid_signals()) - _SYNCHRONOUS
         held -= {_signal.SIGKILL, _signal.SIGSTOP}
         self._held = held
-        self._before: Iterable[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, held)
+        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, held)
         try:
             self.pid = self._spawn(command, environ, file_actions)
         except OSError:
@@ -298,12 +299,15 @@ def start(
 
     If the environment is too long because of our variables, they are left out.
     """
+    child = Child(on_signal)
     try:
-        return Child(command, {**environ, **added}, file_actions, on_signal)
+        child.start(command, {**environ, **added}, file_actions)
+        return child
     except OSError as error:
         if error.errno != E2BIG or not added:
             raise
-    return Child(command, environ, file_actions, on_signal)
+    child.start(command, environ, file_actions)
+    return child
 
 
 def run_command(

@@ -49,7 +49,7 @@ _MATCHER_HELD = (
 class Feed:
     """The matcher process and the pipe to it. No method raises; `close` is bounded in time."""
 
-    def __init__(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         self.fault = ""
         self.dropped_bytes = 0
         self._lock = threading.Lock()
@@ -58,12 +58,15 @@ class Feed:
         self._wait_status: int | None = None
         self._fd = -1
         self.pid = 0
+
+    def start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the matcher, or set `fault`."""
         try:
-            self._start(rules, environ)
+            self._spawn(rules, environ)
         except Exception as error:  # the job runs without a matcher, and the report says why
             self.fault = f"the log rules' matcher did not start: {error}"
 
-    def _start(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
+    def _spawn(self, rules: Sequence[str], environ: Mapping[str, str]) -> None:
         import fcntl
 
         from bootseer.profiler.collect.log_rules import matcher_process
@@ -175,13 +178,21 @@ class Channel:
     def __init__(self, streams: Sequence[int]) -> None:
         self.streams = streams
         self.out = streams[0]
-        self.is_terminal = os.isatty(self.out)
+        self.is_terminal = False
         self._feed: Feed | None = None
         self._never_runs = False
         self._may_copy = threading.Event()
         self._thread: threading.Thread | None = None
-        self._wake = os.pipe()
+        self._wake = (-1, -1)
         self._source = self.inner = -1
+
+    def open(self) -> None:
+        """Make the pipe or terminal, and the thread; nothing of it is left where one fails.
+
+        Raises OSError, termios.error or RuntimeError for want of one.
+        """
+        self.is_terminal = os.isatty(self.out)
+        self._wake = os.pipe()
         try:
             if self.is_terminal:
                 self._source, self.inner = _open_raw_terminal(self.out)
@@ -334,7 +345,9 @@ def _make_channels() -> list[Channel]:
     channels: list[Channel] = []
     try:
         for streams in places.values():
-            channels.append(Channel(streams))  # noqa: PERF401 - each needs tidying
+            channel = Channel(streams)
+            channel.open()
+            channels.append(channel)
     except BaseException:
         for channel in channels:
             channel.close()
@@ -362,7 +375,9 @@ def run_tapped(
             raise
         scarcity = error  # what the channels held may be all that it lacked
     else:
-        return _copy_to_end(child, channels, Feed(rules, {**environ, **added}), writer)
+        feed = Feed()
+        feed.start(rules, {**environ, **added})
+        return _copy_to_end(child, channels, feed, writer)
     return _run_untapped(command, environ, added, writer, scarcity)
 
 

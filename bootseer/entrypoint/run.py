@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bootseer.events.writer import AnyWriter
+    from bootseer.profiler.collect.private_pip_log import PrivatePipLog
 
 HELP = """\
 Usage: bootseer run [OPTIONS] [--] COMMAND [ARGUMENT]...
@@ -147,32 +148,6 @@ def is_pip(command: Sequence[str]) -> bool:
     return name.startswith("pip") and not name[3:].strip("0123456789.")
 
 
-class PipLog:
-    """A private log file of pip, from which its phases are read when it has ended."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        folder = environ.get("TMPDIR") or "/tmp"
-        self.path = os.path.join(folder, f"bootseer-pip-{os.getpid()}-{os.urandom(6).hex()}.log")
-        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-
-    def finish(self, writer: AnyWriter, parent: str) -> None:
-        """Write the sub-phases below the span `parent`, and remove the log."""
-        try:
-            from bootseer.profiler.collect import pip_log
-
-            for name, begin_ns, end_ns, attributes in pip_log.sub_phases(self.path):
-                status = "error" if "error.type" in attributes else "ok"
-                span = writer.begin(name, {"bootseer.source": "pip"}, parent, begin_ns)
-                writer.end(span, name, status, attributes, end_ns, parent=parent)
-        except Exception:  # the phases of pip are optional, whatever its log contains
-            pass
-        finally:
-            try:
-                os.unlink(self.path)
-            except OSError:
-                pass  # the command removed it
-
-
 def _make_end_attributes(result: job_process.Result) -> dict[str, Any]:
     attributes: dict[str, Any] = {"process.exit.code": result.code}
     if result.error:
@@ -190,7 +165,7 @@ class _PhaseEvents:
     def __init__(self, options: Options, environ: Mapping[str, str]) -> None:
         self.added: dict[str, str] = {}
         self.span = ""
-        self.pip: PipLog | None = None
+        self.pip_log: PrivatePipLog | None = None
         self.name = options.phase
         self.writer: AnyWriter = events.NullWriter()
         try:
@@ -214,17 +189,27 @@ class _PhaseEvents:
         if not isinstance(writer, events.Writer):
             return
         if is_pip(options.command) and "PIP_LOG" not in environ:
-            self.pip = PipLog(environ)
-            self.added["PIP_LOG"] = self.pip.path
+            # A module less for all other commands.
+            from bootseer.profiler.collect.private_pip_log import VARIABLE, PrivatePipLog
+
+            self.pip_log = PrivatePipLog.create(environ)
+            self.added[VARIABLE] = self.pip_log.path
         if options.import_times:
             from bootseer.profiler.collect import import_hook
 
             self.added.update(import_hook.environment({**environ, **self.added}))
 
+    def _write_pip_phase(
+        self, name: str, begin_ns: int, end_ns: int, attributes: dict[str, Any]
+    ) -> None:
+        status = "error" if "error.type" in attributes else "ok"
+        span = self.writer.begin(name, {"bootseer.source": "pip"}, self.span, begin_ns)
+        self.writer.end(span, name, status, attributes, end_ns, parent=self.span)
+
     def end(self, result: job_process.Result) -> None:
         try:
-            if self.pip:
-                self.pip.finish(self.writer, self.span)
+            if self.pip_log:
+                self.pip_log.finish(self._write_pip_phase)
             status = "error" if result.code else "ok"
             self.writer.end(self.span, self.name, status, _make_end_attributes(result))
         except Exception:  # the job has ended: its exit code counts, not our events

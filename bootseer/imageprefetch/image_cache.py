@@ -346,7 +346,7 @@ class CachingFrames(Closing):
         frames = cls(stream, path, pack.size_bytes)
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            frames._draft = Draft(path, mode=0o600, prefix=".pack-")
+            frames._draft = Draft(path, mode=0o600, prefix=".pack-").open()
             frames._draft.write(boot)
             frames._done_bytes = len(boot)
         except OSError:

@@ -140,7 +140,7 @@ class LocalStore(Store):
     def _draft(self, name: str) -> Draft:
         path = self._path(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        return Draft(path, mode=MODE, prefix=TEMPORARY)
+        return Draft(path, mode=MODE, prefix=TEMPORARY).open()
 
     def _publish(
         self,

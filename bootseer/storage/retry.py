@@ -67,7 +67,8 @@ def backoff_s(
 
         chance = CHANCE.random()
     ceiling_s = min(most_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
-    return max(chance * ceiling_s, getattr(error, "retry_after_s", 0.0))
+    asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else 0.0
+    return max(chance * ceiling_s, asked_s)
 
 
 def another(error: E) -> E:

@@ -21,6 +21,8 @@ PREFIX = ".tmp-"  # hidden from listings
 class Draft:
     """A file being written next to its final name; a context manager that removes what it leaves.
 
+    `open` creates it, and so does entering where that has not been done.
+
     `mode` are its permission bits, less the process's umask, or to the letter with `exact_mode`.
     The temporary name begins with `prefix`.
     """
@@ -30,15 +32,23 @@ class Draft:
     ) -> None:
         self.path = path
         self.folder = os.path.dirname(path) or "."
-        self._temporary = os.path.join(self.folder, prefix + os.urandom(8).hex())
+        self.fd = -1
+        self._mode, self._exact_mode, self._prefix = mode, exact_mode, prefix
+        self._temporary = ""
+
+    def open(self) -> Self:
+        """Create the file; nothing is left after an error."""
+        temporary = os.path.join(self.folder, self._prefix + os.urandom(8).hex())
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.fd = os.open(self._temporary, flags, mode)
-        if exact_mode:
+        self.fd = os.open(temporary, flags, self._mode)
+        self._temporary = temporary
+        if self._exact_mode:
             try:
-                os.fchmod(self.fd, mode)
+                os.fchmod(self.fd, self._mode)
             except OSError:
                 self.discard()
                 raise
+        return self
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append all of `data`."""
@@ -95,7 +105,7 @@ class Draft:
             os.close(fd)
 
     def __enter__(self) -> Self:
-        return self
+        return self if self._temporary else self.open()
 
     def __exit__(
         self,

@@ -25,6 +25,7 @@ else:
 
 LIMIT_S = 1.0
 CAP_FOWNER, CAP_SYS_ADMIN = 3, 21
+USERS_NAMED = 5
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The initial one of the machine, from `linux/proc_ns.h`, in which every process is visible."""
 
@@ -194,3 +195,30 @@ def _is_in(pid: str, number: int) -> bool:
         return mount_namespace(pid) == number
     except (FileNotFoundError, ProcessLookupError):
         return False  # it has ended meanwhile
+
+
+def users_of(folder: str) -> list[str]:
+    """Some processes that have a file or their directory there; only those we may look into."""
+    users: list[str] = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if len(users) >= USERS_NAMED:
+            break
+        try:
+            links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
+            links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+            if any(_leads_into(link, folder) for link in links):
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    users.append(f"{file.read().strip()} (process {pid})")
+        except OSError:
+            continue
+    return users
+
+
+def _leads_into(link: str, folder: str) -> bool:
+    from bootseer.system.paths import is_within  # most that import this module do without
+
+    try:
+        path = os.readlink(link)
+    except OSError:
+        return False
+    return is_within(path, folder)

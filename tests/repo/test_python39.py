@@ -12,7 +12,8 @@ import pytest
 from tests.support.commands.run import PACKAGE
 
 NAMES = ["__init__", "__main__", "cli/__init__", "cli/event", "cli/program"]
-NAMES += ["system/__init__", "system/file_lock", "system/readiness", "system/processes"]
+NAMES += ["system/__init__", "system/file_lock", "system/paths", "system/readiness"]
+NAMES += ["system/processes"]
 NAMES += ["context_managers"]
 NAMES += [
     f"entrypoint/{name}"
@@ -29,6 +30,7 @@ NAMES += [
     f"profiler/collect/log_rules/{name}"
     for name in ("__init__", "engine", "lines", "matcher_process", "rules")
 ]
+NAMES += ["profiler/collect/private_pip_log"]
 FILES = [PACKAGE / f"{name}.py" for name in NAMES]
 FILES += sorted((PACKAGE / "profiler" / "collect" / "inject").glob("*.py"))
 

@@ -214,6 +214,7 @@ class ImageServer:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
         made = page_cache_warmer.Warmer(root, index, frames.warmed, finished=self._all_warmed)
+        made.start()
         self._file.set_warming_threads(made.thread_ids)
         self._warmer = made
 

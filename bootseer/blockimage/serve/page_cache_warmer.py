@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from typing import Self
 
 from bootseer.blockimage.pack_format import Index
 from bootseer.system.mount_calls import (
@@ -69,7 +70,8 @@ class Warmer:
     """Threads that warm frames in the order in which `put` names them.
 
     `warmed(frame)` is called for each one when that is done, or could not be. `root` is a
-    descriptor of the tree, which the warmer closes at its end. `close` is safe twice.
+    descriptor of the tree, which the warmer closes at its end. `close` is safe twice. `thread_ids`
+    are there after `start`.
     """
 
     def __init__(
@@ -87,18 +89,22 @@ class Warmer:
         self._lock = threading.Lock()
         self._files: dict[int, int] = {}
         self._in_use: dict[int, int] = {}
-        self._living = threads
+        self._thread_count = self._living = threads
         self._closed = False
-        self._ids: list[int] = []
-        ready = threading.Barrier(threads + 1)
-        self._threads = [
+        self.thread_ids: frozenset[int] = frozenset()
+
+    def start(self) -> Self:
+        """Start the threads; returns when each of them has its id."""
+        ready = threading.Barrier(self._thread_count + 1)
+        threads = [
             threading.Thread(target=self._run, args=(ready,), name=f"warm-{number}", daemon=True)
-            for number in range(threads)
+            for number in range(self._thread_count)
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
         ready.wait()
-        self.thread_ids = frozenset(thread.native_id or 0 for thread in self._threads)
+        self.thread_ids = frozenset(thread.native_id or 0 for thread in threads)
+        return self
 
     def put(self, frame: int) -> None:
         """This frame is here: its ranges can be warmed."""
@@ -106,7 +112,7 @@ class Warmer:
 
     def end(self) -> None:
         """No further frame will come; the threads end when all is done."""
-        for _ in self._threads:
+        for _ in range(self._thread_count):
             self._todo.put(None)
 
     def close(self) -> None:

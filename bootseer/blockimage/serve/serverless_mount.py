@@ -68,7 +68,7 @@ class CompleteImage:
             # Whole ranges of files in the order of their first touch, from a disk.
             made = self._warmer = page_cache_warmer.Warmer(
                 page_cache_warmer.clone_mount(target), index, lambda _: None
-            )
+            ).start()
             for number in range(len(index.frames)):
                 made.put(number)
             made.end()

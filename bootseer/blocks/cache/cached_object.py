@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.descriptors import check_spare
 from bootseer.blocks.cache.direct_reads import DirectReads, Marks, marks_of
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, Identity
 from bootseer.context_managers import Closing
-from bootseer.system.descriptors import check_spare
 from bootseer.system.libc import last_error, libc
 from bootseer.system.regular_files import read_fully, write_fully
 

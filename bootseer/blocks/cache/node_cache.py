@@ -50,12 +50,12 @@ from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import eviction, present_index
 from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.descriptors import check_spare
 from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.source import BlockSource
 from bootseer.context_managers import Closing
 from bootseer.errors import AccessDeniedError, UsageError, from_os_error
 from bootseer.system import file_lock
-from bootseer.system.descriptors import check_spare
 
 if TYPE_CHECKING:
     from typing import Self

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache.descriptors import check_spare
 from bootseer.blocks.cache.node_cache import check_private
 from bootseer.blocks.cache.present_index import Identity, identity_of
 from bootseer.blocks.cache.uncached_read import Medium
@@ -38,7 +39,6 @@ from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, CorruptDataError, from_os_error
 from bootseer.system import file_lock
 from bootseer.system.atomic import replace_file
-from bootseer.system.descriptors import check_spare
 
 if TYPE_CHECKING:
     from typing import Self

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import struct
+from typing import Self
 
 from bootseer.context_managers import Closing
 from bootseer.system.libc import libc
@@ -20,6 +21,8 @@ _ALIGNMENTS = struct.Struct("=152xII")  # of memory and of offsets, in bytes
 class Medium(Closing):
     """The file of `fd`, which stays the caller's, in pieces of `most_bytes` at the most.
 
+    It can be read once entered, which raises the OSError of mapping that much memory.
+
     Where the kernel says that it has direct I/O for this very file (Linux 6.1; ext4, XFS), the
     page cache has no part in it and keeps its pages. Elsewhere these are dropped first. That is
     second best: read back step by step they come as single pages, of which every later reader
@@ -27,18 +30,22 @@ class Medium(Closing):
     """
 
     def __init__(self, fd: int, most_bytes: int) -> None:
-        self._fd = fd
+        self._fd, self._most_bytes = fd, most_bytes
         self._unit_bytes = mmap.PAGESIZE
-        self._room = memoryview(mmap.mmap(-1, self._rounded(most_bytes)))
+        self._room = memoryview(b"")
         self._direct_fd = -1
-        memory_bytes, offset_bytes = direct_alignments(fd)
+
+    def __enter__(self) -> Self:
+        self._room = memoryview(mmap.mmap(-1, self._rounded(self._most_bytes)))
+        memory_bytes, offset_bytes = direct_alignments(self._fd)
         if 0 < max(memory_bytes, offset_bytes) <= self._unit_bytes:
             try:
                 self._direct_fd = os.open(
-                    f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
+                    f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
                 )
             except OSError:  # no /proc, or no descriptor to spare
                 self._direct_fd = -1
+        return self
 
     def _rounded(self, length: int) -> int:
         return -(-length // self._unit_bytes) * self._unit_bytes

@@ -42,16 +42,11 @@ class Recorder:
         self._made_s = clock() - elapsed_s
         self._first_s: float | None = None
         self._window_s = window_s
-        self._recording = True
+        self.recording = True  # whether `touch` still does something
         self._begun_or_ended = threading.Event()
         self._lock = threading.Lock()
         self._segments: dict[int, bytearray] = {}
         self._touches: list[list[int]] = []  # first page, page count, milliseconds
-
-    @property
-    def recording(self) -> bool:
-        """Whether `touch` still does something."""
-        return self._recording
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the first touch, or for `end`; False when neither came."""
@@ -64,7 +59,7 @@ class Recorder:
 
     def touch(self, offset: int, length: int) -> None:
         """A program read these bytes; from any thread, often."""
-        if not self._recording:
+        if not self.recording:
             return
         end = min(offset + length, self._size_bytes)
         if end <= offset or offset < 0:
@@ -76,7 +71,7 @@ class Recorder:
                 self._begin(now_s)
             over = self._first_s is not None and now_s - self._first_s > self._window_s
             if over or len(self._touches) >= self._most_extents:
-                self._recording = False
+                self.recording = False
             else:
                 self._mark(first, last + 1, int((now_s - self._made_s) * 1000))
 
@@ -127,7 +122,7 @@ class Recorder:
 
     def end(self) -> None:
         """Record no more: the first step was reached, for example; twice is safe."""
-        self._recording = False
+        self.recording = False
         self._begun_or_ended.set()
 
     def trace(self, *, full: bool) -> Trace:

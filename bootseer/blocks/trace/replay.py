@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
 from bootseer.blocks.extents import Extent
 from bootseer.blocks.settings import Priority
 from bootseer.blocks.source import BlockSource
 from bootseer.blocks.trace.trace_file import Trace
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, UsageError
 
 WINDOW_BYTES = 64 << 20
@@ -73,7 +73,7 @@ def plan_replay(
     return steps
 
 
-class Replay:
+class Replay(Closing):
     """Prefetches a trace's blocks through a fetcher, from a thread of its own.
 
     At most `window_bytes` are under way at a time, so that demand finds the queues short. Where no
@@ -192,11 +192,3 @@ class Replay:
 
     def __enter__(self) -> Replay:
         return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.errors import (
@@ -139,6 +139,14 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
             f"{mountpoint} cannot be unmounted ({done.stderr.strip() or 'in use'}); close its "
             "files, or unmount it lazily"
         )
+
+
+def make_busy_error(mountpoint: str, users: Sequence[str]) -> BusyError:
+    """The error of an unmount that a command was asked for, with the users that can be seen."""
+    by = f" by {', '.join(users)}" if users else ""
+    return BusyError(
+        f"{mountpoint} is in use{by}; end that, or give --lazy to unmount it all the same"
+    )
 
 
 def clear_stale(mountpoint: str) -> None:

@@ -21,11 +21,9 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.system.child_processes import fork, silence_descriptors, silence_streams
-from bootseer.system.paths import is_within
 from bootseer.system.processes import call_within
 from bootseer.system.readiness import readable
 
-USERS_NAMED = 5
 END_S = 10.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 """After so long a wait for a mount it is reported; the server itself has no standard streams."""
@@ -330,26 +328,3 @@ def decode_error(answer: Answer) -> BootseerError:
 
     kind: type[BootseerError] = getattr(errors, str(answer.get("error")), BootseerError)
     return kind(answer.get("text"))
-
-
-def users_of(target: str) -> list[str]:
-    """Some processes that have a file or their directory there; only those we may look into."""
-    users: list[str] = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if len(users) >= USERS_NAMED:
-            break
-        with contextlib.suppress(OSError):
-            links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
-            links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
-            if any(_below(link, target) for link in links):
-                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    users.append(f"{file.read().strip()} (process {pid})")
-    return users
-
-
-def _below(link: str, target: str) -> bool:
-    try:
-        path = os.readlink(link)
-    except OSError:
-        return False
-    return is_within(path, target)

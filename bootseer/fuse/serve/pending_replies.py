@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from bootseer.fuse.protocol.replies import NOTIFY_RESEND, pack_error
 from bootseer.fuse.protocol.requests import OUT_HEADER
 from bootseer.fuse.serve.requesters import is_being_killed
 from bootseer.reporting import Reporter
+from bootseer.system.lru import put_youngest
 
 _MAX_EARLY_INTERRUPTS = 256
 _WATCH_S = 0.1
@@ -147,7 +147,7 @@ class PendingReplies:
         self._device = device
         self._faults = faults
         self._pending: dict[int, PendingReply] = {}
-        self._early_interrupts: OrderedDict[int, None] = OrderedDict()
+        self._early_interrupts: dict[int, None] = {}
         """Of requests whose reply may become pending yet."""
         self._interrupted: set[int] = set()
         self._lock = threading.Lock()
@@ -182,9 +182,7 @@ class PendingReplies:
         """INTERRUPT: the requester got a signal. Its reply need not be pending yet."""
         with self._lock:
             if unique not in self._pending:
-                self._early_interrupts[unique] = None
-                if len(self._early_interrupts) > _MAX_EARLY_INTERRUPTS:
-                    self._early_interrupts.popitem(last=False)
+                put_youngest(self._early_interrupts, unique, None, _MAX_EARLY_INTERRUPTS)
                 return
             self._interrupted.add(unique)
             start = not self._is_watching

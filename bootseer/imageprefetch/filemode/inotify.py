@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from bootseer.context_managers import Closing
 from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.system.libc import last_error, libc
 from bootseer.system.readiness import readable
@@ -19,7 +20,7 @@ _IN_ONLYDIR, _IN_DONT_FOLLOW = 0x01000000, 0x02000000
 _READ_BYTES = 1 << 20
 
 
-class OpenWatcher:
+class OpenWatcher(Closing):
     """Notes the first opening of each file in the directories added; a context manager.
 
     `first_s` maps a path to the clock's time. `complete` becomes false at the kernel's limits: then
@@ -91,6 +92,3 @@ class OpenWatcher:
 
     def __enter__(self) -> OpenWatcher:
         return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.blocks.extents import Extent, covered_bytes
+from bootseer.context_managers import Closing
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import rate_limit
 from bootseer.imageprefetch.filemode.inotify import OpenWatcher
@@ -35,7 +36,7 @@ MAX_FILES = 1 << 19
 NOTHING: Mapping[str, Sequence[Extent]] = {}
 
 
-class ProcessFollower:
+class ProcessFollower(Closing):
     """Records the start of process `pid` within its block; a context manager.
 
     Call `sample` a few times a second. `finish` makes the trace within some seconds; it works
@@ -217,6 +218,3 @@ class ProcessFollower:
 
     def __enter__(self) -> ProcessFollower:
         return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

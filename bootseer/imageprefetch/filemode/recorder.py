@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal
 
 from bootseer.blocks.extents import Extent, covered_bytes, subtract
+from bootseer.context_managers import Closing
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode import file_trace as filetraces
 from bootseer.imageprefetch.filemode import touches
@@ -51,7 +52,7 @@ class FileRecordSettings:
     method: Method = "auto"
 
 
-class Recording:
+class Recording(Closing):
     """The recording of one start; a context manager.
 
     `survey` examines the files before the start, `begin` sets the clock, `sample` may be called now
@@ -173,9 +174,6 @@ class Recording:
 
     def __enter__(self) -> Recording:
         return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _is_old(self, state: FileState) -> bool:
         """Whether a file was not made by the start itself: only then the next start can use it."""

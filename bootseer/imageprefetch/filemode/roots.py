@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+from bootseer.context_managers import Closing
 from bootseer.system.mount_calls import BENEATH, NO_MOUNTS, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
 from bootseer.system.regular_files import reopen_to_read
@@ -77,7 +78,7 @@ def _is_on(entry: os.DirEntry[str], device: int) -> bool:
         return False
 
 
-class FileOpener:
+class FileOpener(Closing):
     """Opens regular files below given roots, whatever a trace claims; a context manager.
 
     No symlink is followed, no other mount entered, and no device, socket or pipe opened.
@@ -96,9 +97,6 @@ class FileOpener:
             except OSError:
                 continue
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Twice is safe."""

@@ -13,6 +13,7 @@ import threading
 from typing import NamedTuple
 
 from bootseer.blocks.extents import PAGE_BYTES
+from bootseer.context_managers import Closing
 from bootseer.errors import NotSupportedError
 from bootseer.imageprefetch.filemode.threads import start_without_signals
 from bootseer.system.mount_calls import make_mount
@@ -56,7 +57,7 @@ def parse_lines(text: bytes) -> tuple[list[PageAdded], int]:
     return out, sum(int(m[1]) for m in _LOST.finditer(text))
 
 
-class Tracer:
+class Tracer(Closing):
     """Collects events from `start` to `close`; a context manager.
 
     With `pid`, only of that process and its later children, where process ids are those of the
@@ -173,9 +174,6 @@ class Tracer:
 
     def __enter__(self) -> Tracer:
         return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _lives(pid: str) -> bool:

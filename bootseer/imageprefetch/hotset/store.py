@@ -141,7 +141,7 @@ class HotSets:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             draft = Draft(str(folder / PACK_PREFIX), mode=0o644, exact_mode=True)
-            with draft, open(draft.fd, "wb", closefd=False) as out:
+            with draft.open(), open(draft.fd, "wb", closefd=False) as out:
                 info = build_pack(
                     packed,
                     meta=image.meta,

@@ -31,6 +31,7 @@ from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.reference import parse_reference
+from bootseer.system import processes
 from bootseer.system.mountinfo import all_mounts, shown_at
 from bootseer.system.paths import is_within
 
@@ -307,13 +308,9 @@ def _unmount_unused(directory: str, target: str, lazily: bool) -> None:
         try:
             return unmount(directory, lazily=lazily)
         except BusyError as error:
-            users = daemon.users_of(target)
+            users = processes.users_of(target)
             if users or time.monotonic() > until_s:
-                by = f" by {', '.join(users)}" if users else ""
-                raise BusyError(
-                    f"{directory} is in use{by}; end that, or give --lazy to unmount it all the "
-                    "same"
-                ) from error
+                raise mount_point.make_busy_error(directory, users) from error
         time.sleep(_POLL_S)
 
 

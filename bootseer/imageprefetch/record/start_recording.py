@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
+from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError
 from bootseer.imageprefetch.record.touch_journal import SAVE_S, TouchJournal
 
@@ -41,7 +41,7 @@ SETTLE_S = 10.0  # an unmount waits so long for a mount that is still coming up
 LOOK_SHARE = 0.1  # a mount with less than that of a usual start's reads was no start
 
 
-class StartRecording:
+class StartRecording(Closing):
     """Ends a recorder at the first step, and merges its trace into a store; a context manager.
 
     - `full`: asked once, at the end, whether this was a cold start to which nothing was replayed.
@@ -173,14 +173,6 @@ class StartRecording:
         if self._thread.ident is None:
             self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def from_first_touch(trace: Trace) -> Trace:

@@ -256,7 +256,6 @@ class LayoutRepository(Closing):
         digest: str,
         size_bytes: int,
         *,
-        mount_from: str = "",
         progress: Progress | None = None,
     ) -> bool:
         self._check_writable()

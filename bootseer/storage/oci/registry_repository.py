@@ -156,13 +156,12 @@ class RegistryRepository(Closing):
         digest: str,
         size_bytes: int,
         *,
-        mount_from: str = "",
         progress: Progress | None = None,
     ) -> bool:
         from bootseer.storage.oci.registry.upload import BlobSource  # not needed to read
 
         blob = BlobSource(source, digest, size_bytes)
-        return self._uploader().push(blob, mount_from, progress)
+        return self._uploader().push(blob, progress)
 
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:
         descriptor = describe_manifest(raw, media_type)

@@ -117,13 +117,11 @@ class Repository(RepositoryReader, Protocol):
         digest: str,
         size_bytes: int,
         *,
-        mount_from: str = "",
         progress: Progress | None = None,
     ) -> bool:
         """Store a blob, given as bytes or as a file's path; False when it was there already.
 
-        `mount_from` is a repository of the same registry that may hold it. CorruptDataError when
-        the source has another digest.
+        CorruptDataError when the source has another digest.
         """
 
     def push_manifest(self, raw: bytes, media_type: str, tag: str = "") -> Descriptor:

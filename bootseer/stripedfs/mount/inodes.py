@@ -13,7 +13,6 @@ import os
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
@@ -23,6 +22,7 @@ from bootseer.errors import AccessDeniedError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
 from bootseer.stripedfs.format.pointer import CachedPointer
 from bootseer.stripedfs.read.namespace import PathInfo
+from bootseer.system.lru import put_youngest
 
 INODE_MASK = (1 << 63) - 1
 MOST_REMEMBERED = 4096
@@ -89,7 +89,7 @@ class Nodes:
         self.lock = threading.RLock()
         self.root = Node(ROOT, "", ROOT, info)
         self._known: dict[Inode, Node] = {ROOT: self.root}
-        self._removed: OrderedDict[Inode, None] = OrderedDict()
+        self._removed: dict[Inode, None] = {}
 
     def get(self, inode: Inode | None) -> Node | None:
         """The node of an inode; None when there is none."""
@@ -227,9 +227,7 @@ class Nodes:
         if node.listed or node.references:
             return
         self._known.pop(node.inode, None)
-        self._removed[node.inode] = None
-        if len(self._removed) > MOST_REMEMBERED:
-            self._removed.popitem(last=False)
+        put_youngest(self._removed, node.inode, None, MOST_REMEMBERED)
         for inode in (node.children or {}).values():
             self.drop(inode)
 

@@ -33,12 +33,13 @@ from bootseer.fuse.mount.mount_point import (
     can_mount,
     find_mount,
     is_passed,
+    make_busy_error,
     unmount,
 )
 from bootseer.fuse.mount.passthrough import is_supported
 from bootseer.fuse.operations import Operations
 from bootseer.fuse.serve import daemon
-from bootseer.fuse.serve.daemon import Log, run_in_child, users_of
+from bootseer.fuse.serve.daemon import Log, run_in_child
 from bootseer.storage.open import open_object
 from bootseer.storage.store import Store
 from bootseer.storage.urls import parse_url
@@ -47,6 +48,7 @@ from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.read import namespace
 from bootseer.stripedfs.read.open import locate, open_file
 from bootseer.system.paths import is_within
+from bootseer.system.processes import users_of
 from bootseer.system.readiness import readable
 
 START_LIMIT_S = 180.0
@@ -120,12 +122,12 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
     """Make what is served. Opens the store and starts threads, so only the worker may call it."""
+    from bootseer.blocks.cache.descriptors import raise_limit
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
     from bootseer.blocks.settings import DEFAULTS as FETCH
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
-    from bootseer.system.descriptors import raise_limit
 
     raise_limit()  # an open file takes up to four descriptors
     store, name = _open_store(_limit_store(settings))
@@ -185,11 +187,7 @@ def umount(mountpoint: str, *, lazily: bool = False) -> None:
     try:
         unmount(mountpoint, lazily=lazily)
     except BusyError as error:
-        users = users_of(mounted.target)
-        by = f" by {', '.join(users)}" if users else ""
-        raise BusyError(
-            f"{mountpoint} is in use{by}; end that, or give --lazy to unmount it all the same"
-        ) from error
+        raise make_busy_error(mountpoint, users_of(mounted.target)) from error
 
 
 def _limit_store(settings: MountSettings) -> MountSettings:

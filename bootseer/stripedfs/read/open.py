@@ -61,11 +61,6 @@ def locate(url: str, options: StoreOptions | None = None) -> tuple[Store, PathIn
         name = f"{part}/{name}"
 
 
-def open_source(store: Store, name: str) -> FileSource:
-    """Open a file by its name. Raises UsageError for a folder or a directory checkpoint."""
-    return _check_file(store, name, open_any(store, name))
-
-
 def open_any(store: Store, name: str) -> FileSource | Tree:
     """Open what a name stands for: a striped file, a directory checkpoint, or a plain object."""
     version = pointer.read_pointer(store, name)

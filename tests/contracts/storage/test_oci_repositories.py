@@ -240,15 +240,6 @@ class TestRegistry(RepositoryContract):
             packed = repository.stream(manifest.layers[0].digest).read()
             assert unpacked(packed) == DATA
 
-    def test_a_neighbours_blob_is_mounted_not_sent(self, registry: Any, place: str) -> None:
-        push_image(place, DATA)
-        before = len(registry.requests())
-        with opened(f"{place}/beside", push=True) as beside:
-            name = place.partition("/")[2]
-            assert not beside.push_blob(DATA, DIGEST, len(DATA), mount_from=name)
-            assert beside.has_blob(DIGEST)
-        assert "PUT" not in {r.method for r in registry.requests()[before:]}
-
     def test_a_large_blob_goes_in_chunks(self, registry: Any, place: str, tmp_path: Path) -> None:
         path = tmp_path / "blob"
         path.write_bytes(DATA)
@@ -256,7 +247,7 @@ class TestRegistry(RepositoryContract):
             assert isinstance(repository, RegistryRepository)
             before, told = len(registry.requests()), list[int]()
             uploads = Uploader(repository._client, chunk_bytes=1_000_000)
-            assert uploads.push(BlobSource(str(path), DIGEST, len(DATA)), "", told.append)
+            assert uploads.push(BlobSource(str(path), DIGEST, len(DATA)), told.append)
             methods = [r.method for r in registry.requests()[before:]]
             assert methods.count("PATCH") == 3
             assert sum(told) == len(DATA)

@@ -231,7 +231,7 @@ def test_a_registry_that_cannot_count_chunks_gets_one_piece(
     data = DATA[::-1]
     with opened(place, push=True) as repository:
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
-        uploads.push(BlobSource(data, digest_of(data), len(data)), "", None)
+        uploads.push(BlobSource(data, digest_of(data), len(data)), None)
         assert repository.store.read(digest_of(data), limit_bytes=len(data)) == data
 
 
@@ -251,7 +251,7 @@ def test_a_registry_may_take_its_time_over_a_large_blob(
     monkeypatch.setattr(upload, "COMMIT_BYTES_S", len(data) // 10)
     with opened(place, push=True, stall_s=0.5) as repository:
         uploads = Uploader(repository._client, chunk_bytes=chunk_bytes)  # type: ignore[attr-defined]
-        uploads.push(BlobSource(data, digest_of(data), len(data)), "", None)
+        uploads.push(BlobSource(data, digest_of(data), len(data)), None)
     assert len(origin.asked("/uploads/", "PUT")) == 1
 
 

@@ -335,7 +335,7 @@ def upload(gate: Any, rules: list[Any]) -> None:
     told: list[int] = []
     with opened(gate.place, push=True) as repository:
         uploads = Uploader(repository._client, chunk_bytes=300_000)  # type: ignore[attr-defined]
-        uploads.push(BlobSource(DATA, DIGEST, len(DATA)), "", told.append)
+        uploads.push(BlobSource(DATA, DIGEST, len(DATA)), told.append)
         gate.rules = []
         assert repository.store.read(DIGEST, limit_bytes=len(DATA)) == DATA
         assert sum(told) == len(DATA)

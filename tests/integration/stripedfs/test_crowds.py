@@ -18,11 +18,11 @@ from bootseer.storage.open import open_store
 from bootseer.storage.store import Store
 from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
-from bootseer.stripedfs.read.open import open_source
 from bootseer.stripedfs.read.verify import verify
 from bootseer.stripedfs.write.gc import collect_garbage
 from tests.support.mounts.checkpoints import CHUNK, content, put_bytes, served, store_of, stripe
 from tests.support.mounts.fuse import in_time, python
+from tests.support.samples.stripes import open_source
 
 pytestmark = pytest.mark.slow
 

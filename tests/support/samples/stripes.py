@@ -19,8 +19,9 @@ from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Store, WriteHints
+from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.cat import stream_file
-from bootseer.stripedfs.read.open import open_source
+from bootseer.stripedfs.read.sources import FileSource
 
 CHUNK = 4096
 
@@ -28,6 +29,11 @@ CHUNK = 4096
 def sample(size: int, seed: int = 0) -> bytes:
     """Bytes that repeat nowhere, always the same for one size and seed."""
     return hashlib.shake_128(f"{seed}".encode()).digest(size)
+
+
+def open_source(store: Store, name: str) -> FileSource:
+    """Open a file by its name. Raises UsageError for a folder or a directory checkpoint."""
+    return opening._check_file(store, name, opening.open_any(store, name))
 
 
 def read_back(store: Store, name: str) -> bytes:

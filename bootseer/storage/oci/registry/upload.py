@@ -1,4 +1,4 @@
-"""Pushing blobs to a registry: mounted from another repository, in one request, or in chunks.
+"""Pushing blobs to a registry, in one request or in chunks.
 
 Source: the distribution specification, "Pushing blobs". A chunked upload that was cut goes on
 from the offset that the registry reports.
@@ -25,7 +25,6 @@ from bootseer.errors import (
 )
 from bootseer.storage.http.exchange import Body, Exchange
 from bootseer.storage.http.responses import Target, resolve_location
-from bootseer.storage.oci.registry.challenge import pull_scope
 from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.retry import LONGEST_WAIT_S, backoff_s, retrying
 
@@ -112,10 +111,10 @@ class Uploader:
                 return None
             raise self._client.error(exchange)
 
-    def push(self, source: BlobSource, mount_from: str, progress: Progress | None) -> bool:
+    def push(self, source: BlobSource, progress: Progress | None) -> bool:
         """Store a blob; False when nothing had to be sent."""
         source.check()
-        if self.has(source.digest) or (mount_from and self._mount(source.digest, mount_from)):
+        if self.has(source.digest):
             if progress is not None:
                 progress(source.size_bytes)
             return False
@@ -124,19 +123,6 @@ class Uploader:
             return True
         self._push_at_once(source, meter)
         return True
-
-    def _mount(self, digest: str, mount_from: str) -> bool:
-        """Mount a blob of another repository here; False when the registry refuses."""
-        what = f"mount {digest} into {self._place}"
-        query = f"mount={quote(digest, safe='')}&from={quote(mount_from, safe='')}"
-        target = self._endpoint.target("blobs/uploads/", query)
-        try:
-            with self._send("POST", target, {}, what, also=(pull_scope(mount_from),)) as exchange:
-                if exchange.status == 202:  # an upload was opened instead, which is not needed
-                    self._abandon(self._location(exchange, what))
-                return exchange.status == 201
-        except BootseerError:
-            return False  # no right to read the other repository, say: the blob is pushed then
 
     def _push_at_once(self, source: BlobSource, meter: _ProgressMeter) -> None:
         what = f"push {source.digest} to {self._place}"
@@ -281,7 +267,6 @@ class Uploader:
         what: str,
         *,
         body: Body | None = None,
-        also: tuple[str, ...] = (),
         more_s: float = 0.0,
     ) -> Exchange:
         """Send one request; `more_s` is added to the time that a silent server may take."""
@@ -295,7 +280,6 @@ class Uploader:
             attempt,
             what,
             body=body,
-            also=also,
         )
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, HEADER
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
-from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.system import processes
 from tests.support.mounts.images import (
     Mounts,
     Published,
@@ -152,7 +152,7 @@ def test_who_looks_into_a_mount_for_a_moment_keeps_nobody_from_unmounting(
             subprocess.run(["umount", folder], check=True)
         return []
 
-    monkeypatch.setattr(daemon, "users_of", users_of)
+    monkeypatch.setattr(processes, "users_of", users_of)
     mounts.umount(mounted)
     assert looks == [mounted.directory] * 3
     assert mounts.gone()

@@ -243,6 +243,7 @@ def test_a_pack_cannot_have_more_warmed_than_its_frames_could_be(
     done = threading.Event()
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     warmer = page_cache_warmer.Warmer(root, an_index(1, lies), lambda _: None, finished=done.set)
+    warmer.start()
     warmer.put(0)
     warmer.end()
     assert done.wait(30)

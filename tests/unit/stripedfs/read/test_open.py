@@ -41,6 +41,7 @@ from bootseer.stripedfs.workers import call_in_parallel
 from bootseer.stripedfs.write.put import put_into
 from tests.support.faulty_store import WrappedStore
 from tests.support.mounts.checkpoints import CHUNK, SMALL, WIDTH, content, put_bytes, store_of
+from tests.support.samples.stripes import open_source
 
 SIZE = 7 * CHUNK + 5
 
@@ -58,7 +59,7 @@ def striped(store: Store, tmp_path: Path) -> Path:
 
 
 def read_all(store: Store, name: str) -> bytes:
-    source = opening.open_source(store, name)
+    source = open_source(store, name)
     buffer = bytearray(source.size_bytes)
     with Fetcher(FetchSettings(tries=2, corrupt_tries=1, backoff_s=0.01)) as fetcher:
         fetcher.read_into(source, 0, buffer)
@@ -78,17 +79,17 @@ def test_a_plain_object_is_taken_when_nothing_was_published(store: Store, tmp_pa
 
 def test_nothing_of_that_name_is_said_to_be_missing(store: Store) -> None:
     with pytest.raises(NotFoundError, match="nothing-here"):
-        opening.open_source(store, "nothing-here")
+        open_source(store, "nothing-here")
 
 
 def test_a_folder_is_no_file(store: Store, tmp_path: Path) -> None:
     store.mkdir("folder")
     with pytest.raises(UsageError, match="is a folder"):
-        opening.open_source(store, "folder")
+        open_source(store, "folder")
     (tmp_path / "source").mkdir()
     put_into(store, "tree", str(tmp_path / "source"), settings=SMALL)
     with pytest.raises(UsageError, match="directory checkpoint"):
-        opening.open_source(store, "tree")
+        open_source(store, "tree")
 
 
 def damage_missing(folder: Path) -> None:
@@ -141,7 +142,7 @@ def test_damage_is_told_at_open(
 ) -> None:
     damage(striped)
     with pytest.raises(error, match=said):
-        opening.open_source(store, "ckpt")
+        open_source(store, "ckpt")
 
 
 def test_a_newer_format_is_said_to_be_newer(store: Store, striped: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_newer_format_is_said_to_be_newer(store: Store, striped: Path) -> None
     document = json.loads(path.read_bytes())
     path.write_text(json.dumps({**document, "version": 99}))
     with pytest.raises(NotSupportedError, match="version 99"):
-        opening.open_source(store, "ckpt")
+        open_source(store, "ckpt")
 
 
 def test_swapped_stripes_of_one_length_are_found_by_their_digests(
@@ -211,7 +212,7 @@ def test_a_name_that_is_published_again_and_again_is_given_up(
 
     monkeypatch.setattr(opening, "open_striped_file", replaced_meanwhile)
     with pytest.raises(CorruptDataError, match="is missing"):
-        opening.open_source(store, "ckpt")
+        open_source(store, "ckpt")
     assert len(set(calls)) == len(calls) == opening.MOST_VERSIONS
 
 
@@ -245,7 +246,7 @@ def test_a_damaged_manifest_is_told_though_the_pointer_cannot_be_read_again(
 ) -> None:
     damage(striped)
     with pytest.raises(error, match=said):
-        opening.open_source(OnePointer(store), "ckpt")
+        open_source(OnePointer(store), "ckpt")
 
 
 def test_a_file_of_a_tree_is_verified_whether_striped_or_whole(
