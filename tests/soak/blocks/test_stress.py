@@ -151,7 +151,7 @@ class Crowd:
         scheduler = self.fetcher._workers.scheduler
         queues = scheduler.queues
         for _ in range(3000):
-            with self.fetcher._workers._lock:
+            with self.fetcher._workers.scheduler.lock:
                 queued = any(queue.heap for queue in queues.queues.values())
                 if not (queues.requests or scheduler.waiters.watched or queued):
                     return
@@ -163,7 +163,7 @@ class Crowd:
             self.fetcher._workers.scheduler.memory,
             self.fetcher._workers.scheduler.queues,
         )
-        with self.fetcher._workers._lock:
+        with self.fetcher._workers.scheduler.lock:
             blocks = [b for found in memory.objects.values() for b in found.blocks.values()]
             out = [f"block {b.index} {b.status.name}" for b in blocks if b.status != Status.READY]
             out += [f"pins of {b.index}" for b in blocks if b.pins]
