@@ -94,7 +94,7 @@ def metadata(entries: Iterable[Entry], data_bytes: int) -> bytearray:
         device_blocks=-(-data_bytes // erofs_format.BLOCK_BYTES),
         uuid=uuid,
     )
-    erofs_format.seal(out)
+    erofs_format.write_checksum(out)
     return out
 
 
