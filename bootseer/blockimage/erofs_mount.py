@@ -96,7 +96,8 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
     if loop is not True:
         try:
             mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
-            # The kernel tells nowhere which one belongs to a mount; who mounts too wants the same.
+            # The kernel does not say which one belongs to a mount. One that another mount made
+            # at the same time may be among them; it gets the same read-ahead.
             bdis = tuple(_bdis() - before)
             set_read_ahead(bdis, READ_AHEAD_KIB)
             return _find_mounted(target, meta, bdis, loop=False)

@@ -17,7 +17,7 @@ from bootseer.errors import BootseerError
 from bootseer.system import file_lock
 
 STEP_BYTES = 4 << 20
-START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares the link with no more
+START_STEP_BYTES = 1 << 20  # at most this competes with a program that reads in mid-start
 FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more

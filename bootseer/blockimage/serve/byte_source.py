@@ -1,8 +1,9 @@
 """Where the bytes of an image's data file come from, and what its reads cost.
 
-`Frames` holds the hot pages in memory: frames that arrive one behind the other, and who waits for
-them. A frame is *coming* until it arrives, then *here*, and *gone* when it was dropped, or will
-never come. What is gone is read as any other block of the image: `Bytes` has both.
+`Frames` holds the hot pages in memory: frames, which arrive one after the other, and the reads that
+wait for them. A frame is *coming* until it arrives, then *here*, and *dropped* once its memory was
+freed or it is known that it will never arrive. Bytes of a dropped frame are read like any other
+block of the image; `Bytes` combines both ways.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ class Bytes:
         self._opening = opening
         self._opened: tuple[Fetcher, BlockSource] | None = None
         self.read_ahead = False
-        self.straight: DirectReads | None = None  # of the node cache, once it is open
+        self.direct_reads: DirectReads | None = None  # of the node cache, once it is open
         self._ahead: ReadAhead | None = None
         self._missed = 0
 
@@ -272,9 +273,9 @@ class Bytes:
 
     def kept(self, offset: int, length: int) -> memoryview | None:
         """Bytes that are verified in the node cache; they hold until this thread asks again."""
-        straight = self.straight
-        view = straight.read(offset, length) if straight is not None else None
-        if view is not None and self.read_ahead and straight and not straight.marks.whole:
+        direct_reads = self.direct_reads
+        view = direct_reads.read(offset, length) if direct_reads is not None else None
+        if view is not None and self.read_ahead and direct_reads and not direct_reads.marks.whole:
             self._fetch_ahead(offset, length)
         return view
 

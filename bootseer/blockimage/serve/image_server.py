@@ -235,7 +235,7 @@ class ImageServer:
             elif index.fetch:
                 self._fetch(index)
             else:
-                self.opened()  # nothing is hot: who asks next should find it ready
+                self.opened()  # nothing is hot: be ready for the first read
         except Exception as error:  # a border: readers go on by their own requests
             self._say("replay", f"the hot set was not replayed whole: {error}")
         finally:
@@ -339,7 +339,7 @@ class ImageServer:
             return
         fetcher, source = self.opened()
         if self._supply is not None:
-            self._supply.straight = fetcher.direct_reads(source)
+            self._supply.direct_reads = fetcher.direct_reads(source)
         cache = self._cache
         if cache is None or self.settings.fill is None:
             return
@@ -359,8 +359,10 @@ class ImageServer:
         """The fill is done: what else is asked for is on this node."""
         assert self._fill is not None
         supply = self._supply
-        if supply is not None and supply.straight is None and self._fetcher is not None:
-            supply.straight = self._fetcher.direct_reads(source)  # it could not be opened before
+        if supply is not None and supply.direct_reads is None and self._fetcher is not None:
+            supply.direct_reads = self._fetcher.direct_reads(
+                source
+            )  # it could not be opened before
         self._read_ahead()
         return self._seal(source, self._fill.quiet)
 

@@ -38,7 +38,7 @@ def clone_mount(path: str) -> int:
     root = clone_tree(path)
     try:
         change_tree(root, add=ATTR_NODEV)
-    except BaseException:  # who asked never had it to close
+    except BaseException:  # the caller never gets it to close
         os.close(root)
         raise
     return root

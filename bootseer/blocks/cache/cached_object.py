@@ -80,7 +80,7 @@ class CachedObject(Closing):
         )
 
     def missing(self, first: int, count: int) -> list[int]:
-        """Those of the blocks `[first, first + count)` that are not there."""
+        """Those of `count` blocks from `first` on that are not there; read in one piece."""
         entries = self._while_open(
             lambda: present_index.read_entries(self._present_fd, first, count), None
         )
@@ -90,7 +90,7 @@ class CachedObject(Closing):
         return [first + i for i, start in enumerate(starts) if entries.startswith(ABSENT, start)]
 
     def absent(self, indices: Iterable[int]) -> set[int]:
-        """Those of the blocks that are not there, asked for in runs of neighbours."""
+        """Those of any blocks that are not there; calls `missing` once per run of neighbours."""
         ask = sorted(indices)
         absent: set[int] = set()
         start = 0

@@ -182,11 +182,11 @@ class Waiters:
             self.fail(waiter, DeadlineError(f"{error}{_cause(health)}"))
 
     def _probe(self, health: StoreHealth, waiter: Waiter, now_s: float) -> None:
-        """Let a block of a read that is given up come all the same, though no reader waits for it.
+        """Keep one block of a failed read requested, to see when the store works again.
 
-        A store that is back may need longer for its first byte than reads wait in an outage: the
-        block shows when it comes, and then they wait again. The oldest of several gives way, for
-        its request may be of the time when the store was away.
+        A store that works again may need longer for its first byte than reads wait in an outage.
+        Once this block arrives, reads wait as usual again. Of several such blocks the oldest is
+        dropped, because its request may date from the time when the store was away.
         """
         block = next(iter(waiter.blocks), None)
         if block is None or now_s - health.probed_s < PROBE_EVERY_S:
@@ -339,7 +339,7 @@ class Completion:
         return sum(map(len, again.values()))
 
     def _part(self, request: Request, number: int, error: Exception | None) -> float | None:
-        """Part a block from a request that is over; the delay of its next try, if there is one."""
+        """Detach a block from a finished request; returns the delay before its next try, if any."""
         block = request.items[number][0]
         self._take_off(request, number)
         if block.status is not Status.IN_FLIGHT:

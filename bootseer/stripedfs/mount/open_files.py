@@ -90,9 +90,9 @@ class OpenFile:
 
     __slots__ = (
         "_ahead",
+        "_direct_reads",
         "_files",
         "_is_stable",
-        "_straight",
         "_where",
         "after",
         "place",
@@ -105,7 +105,7 @@ class OpenFile:
         source: FileSource,
         where: str,
         place: object,
-        straight: DirectReads | None = None,
+        direct_reads: DirectReads | None = None,
     ) -> None:
         self._files = files
         self.place = place
@@ -113,7 +113,7 @@ class OpenFile:
         self.after: OpenFile | None = None
         """Its replacement since its bytes have moved, or have lost their pages to others."""
         self._where = where
-        self._straight = straight
+        self._direct_reads = direct_reads
         self._is_stable = not source.volatile
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
@@ -123,19 +123,19 @@ class OpenFile:
         """Open a source to be read. May wait for the node cache."""
         # A file of one request is seldom read twice: not worth two descriptors.
         is_long = source.size_bytes > ONE_READ_BYTES
-        straight = files.fetcher.direct_reads(source) if is_long else None
-        return cls(files, source, where, place, straight)
+        direct_reads = files.fetcher.direct_reads(source) if is_long else None
+        return cls(files, source, where, place, direct_reads)
 
     @property
     def identity(self) -> str:
         """Identifies its bytes."""
         return self.source.identity
 
-    def outdated(self) -> OpenFile:
+    def make_outdated(self) -> OpenFile:
         """Its replacement when its pages hold other bytes."""
         return _Outdated(self._files, self.source, self._where, self.place)
 
-    def moved(self, source: FileSource, where: str) -> OpenFile:
+    def make_moved(self, source: FileSource, where: str) -> OpenFile:
         """Its replacement when its bytes lie elsewhere."""
         return OpenFile.open(self._files, source, where, self.place)
 
@@ -147,25 +147,25 @@ class OpenFile:
 
     def close(self) -> None:
         """It is not read any more."""
-        self._straight = None
+        self._direct_reads = None
         self._ahead.close()
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         """See `Operations.read`."""
-        source, straight = self.source, self._straight
+        source, direct_reads = self.source, self._direct_reads
         if offset + size > source.size_bytes:
             size = source.size_bytes - offset
             if size <= 0:
                 return NOTHING
         # Bytes verified in the node cache are read from there, as by nearly every small read.
-        if straight is None or not straight.marks.whole:
+        if direct_reads is None or not direct_reads.marks.whole:
             for begin, length in self._ahead.note(offset, size):
                 self._files.fetcher.prefetch(source, begin, length, Priority.HOT)
-        if straight is not None and (self._is_stable or not source.doubtful(offset, size)):
-            view = straight.read(offset, size)
+        if direct_reads is not None and (self._is_stable or not source.doubtful(offset, size)):
+            view = direct_reads.read(offset, size)
             if view is not None:
                 return view
-        return self._fetched(offset, size, later)
+        return self._fetch(offset, size, later)
 
     def read_for(self, reply: Reply, offset: int, size: int) -> None:
         """Read, in a thread that may wait for the store, and reply. Raises as `read`."""
@@ -175,7 +175,7 @@ class OpenFile:
         if data is not None:
             reply.data(data)
 
-    def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+    def _fetch(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
         """Bytes from the fetcher's memory, now or later."""
         read = _FileRead(self._files, self, offset, size, self._where)
         try:
@@ -199,7 +199,7 @@ class _Outdated(OpenFile):
 
     __slots__ = ()
 
-    def moved(self, source: FileSource, where: str) -> OpenFile:
+    def make_moved(self, source: FileSource, where: str) -> OpenFile:
         return _Outdated(self._files, self.source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
@@ -346,7 +346,7 @@ class OpenFiles:
         with self._lock:
             for handle, opened in list(self.by_handle.items()):
                 if opened.place == place and not (but and opened.identity == but):
-                    self.by_handle[handle] = opened.replaced_by(opened.outdated())
+                    self.by_handle[handle] = opened.replaced_by(opened.make_outdated())
 
     def places(self) -> set[object]:
         """The places of all that is open."""
@@ -362,7 +362,7 @@ class OpenFiles:
             for handle, opened in list(self.by_handle.items()):
                 is_other = source.volatile and opened.identity != source.identity
                 if opened.place == place and not is_other:
-                    self.by_handle[handle] = opened.replaced_by(opened.moved(source, where))
+                    self.by_handle[handle] = opened.replaced_by(opened.make_moved(source, where))
 
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """A folder of a store, a directory checkpoint or a single file as a mounted, read-only tree.
 
-Inode numbers follow from paths and versions (see `nodes`), so a process started later on the same
+Inode numbers follow from paths and versions (see `inodes`), so a process started later on the same
 tree serves the same mount. Folders are read when they are looked into; those of a store (a
 directory checkpoint never changes) again after `REFRESH_S`, so that new checkpoints appear.
 """
@@ -298,9 +298,9 @@ class StripedTree(Operations):
         raise FileSystemError(errno.ENOENT)
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:
-        """A folder's entries; read again from the store when they are old, by one at a time.
+        """A folder's entries; when they are old, one caller at a time reads them from the store.
 
-        Whoever comes meanwhile has the old ones at once, or waits with that one for the first.
+        Meanwhile other callers get the old entries at once, or wait where there are none yet.
         """
         single = node.inode == ROOT and self._single
         if not node.info.is_folder and not single:
