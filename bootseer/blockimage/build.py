@@ -50,14 +50,14 @@ def build(
     ready = []
     with DataWriter(os.path.join(out_dir, DATA_NAME), threads=threads, level=level) as data:
         for entry in entries:
-            ready.append(_stored(entry, data))
+            ready.append(_store_content(entry, data))
             if progress is not None:
                 progress(entry.size_bytes)
         table = data.finish()
     return finish(ready, table, out_dir)
 
 
-def _stored(entry: Entry, data: DataWriter) -> Entry:
+def _store_content(entry: Entry, data: DataWriter) -> Entry:
     content = entry.content
     if content is None or isinstance(content, Stored):
         return entry

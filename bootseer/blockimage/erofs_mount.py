@@ -103,7 +103,7 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
             return _find_mounted(target, meta, bdis, loop=False)
         except OSError as error:
             if error.errno not in _NO_FILES or loop is False:
-                raise _refused(error, target) from error
+                raise _explain_refusal(error, target) from error
     devices: list[int] = []
     try:
         paths = [_attach(path, devices) for path in (meta, data)]
@@ -111,14 +111,14 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
         bdis = tuple(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}" for path in paths)
         set_read_ahead(bdis, READ_AHEAD_KIB)
     except OSError as error:
-        raise _refused(error, target) from error
+        raise _explain_refusal(error, target) from error
     finally:
         for device in devices:
             os.close(device)  # unmounted ones go with their last descriptor
     return _find_mounted(target, paths[0], bdis, loop=True)
 
 
-def _refused(error: OSError, target: str) -> Exception:
+def _explain_refusal(error: OSError, target: str) -> Exception:
     if error.errno == errno.ENODEV:
         return NotSupportedError(
             "this kernel has no EROFS: load its module (modprobe erofs), or record and replay "

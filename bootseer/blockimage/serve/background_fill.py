@@ -65,10 +65,10 @@ class Fill:
 
     def _all(self, say: Callable[[str], None]) -> bool:
         """Fetch all that is missing; whether nothing is any more."""
-        with self._opened() as cached:
+        with self._open_cached() as cached:
             before = count = block_count(self._source)
             while self._pass(cached, count, say):
-                left = _missing(cached, count)
+                left = _count_missing(cached, count)
                 if not left:
                     return True
                 if 2 * left > before:
@@ -77,7 +77,7 @@ class Fill:
                 before = left
             return False
 
-    def _opened(self) -> CachedObject:
+    def _open_cached(self) -> CachedObject:
         """The image in the cache; one that somebody evicts at the moment may be had soon."""
         for number in range(FAULTS):
             cached = self._cache.open(self._source)
@@ -106,7 +106,7 @@ class Fill:
             run = _run_of(missing, self._room())
             if self._step(run):
                 first, faults = run[-1] + 1, 0
-                refused = 0 if self._stored(cached, run) else refused + 1
+                refused = 0 if self._await_stored(cached, run) else refused + 1
                 continue
             faults += 1
             if faults == FAULTS:
@@ -115,7 +115,7 @@ class Fill:
                 return False
         return not self._closing.is_set()
 
-    def _stored(self, cached: CachedObject, run: list[int]) -> bool:
+    def _await_stored(self, cached: CachedObject, run: list[int]) -> bool:
         """Wait until what came is stored, which is a moment after it came; whether any of it is.
 
         What had come earlier and was not kept then, the fetcher stores no more: that is done here.
@@ -202,7 +202,7 @@ class Fill:
         self._closing.set()
 
 
-def _missing(cached: CachedObject, count: int) -> int:
+def _count_missing(cached: CachedObject, count: int) -> int:
     return sum(len(cached.missing(at, min(1024, count - at))) for at in range(0, count, 1024))
 
 

@@ -57,7 +57,7 @@ class WholeFetch:
         """Why it ended early; "" when it did not."""
         return self._replay.failed
 
-    def missed(self, offset: int) -> None:
+    def note_miss(self, offset: int) -> None:
         """A program waits for this byte; quick, from any thread."""
         at = bisect.bisect_right(self._starts, offset) - 1
         if at >= 0:

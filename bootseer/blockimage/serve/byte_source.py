@@ -153,7 +153,7 @@ class Frames:
             self._waiting.setdefault(number, []).append(resume)
             return True
 
-    def arrived(self, number: int, data: bytes | memoryview) -> None:
+    def add_frame(self, number: int, data: bytes | memoryview) -> None:
         """A frame's raw bytes, verified. Answers who waited, in this thread."""
         with self._changed:
             if not self._coming[number]:
@@ -182,7 +182,7 @@ class Frames:
             self._changed.notify_all()
         self._settle(number)
 
-    def warmed(self, number: int) -> None:
+    def note_warmed(self, number: int) -> None:
         """The kernel was asked to read a frame's pages ahead: it may go when memory is wanted.
 
         Those reads come later than the telling returns, so a frame stays as long as there is room.
@@ -271,7 +271,7 @@ class Bytes:
             self._missed += 1
         return held
 
-    def kept(self, offset: int, length: int) -> memoryview | None:
+    def read_cached(self, offset: int, length: int) -> memoryview | None:
         """Bytes that are verified in the node cache; they hold until this thread asks again."""
         direct_reads = self.direct_reads
         view = direct_reads.read(offset, length) if direct_reads is not None else None

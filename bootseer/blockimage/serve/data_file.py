@@ -223,7 +223,7 @@ class DataFile(Operations):
         warms = self._count(offset, length, later)
         source = self._source
         if source is not None and offset + length <= source.data_bytes:
-            view = source.kept(offset, length)
+            view = source.read_cached(offset, length)
             if view is not None:
                 return view
             pieces = source.frames.pieces(offset, length)

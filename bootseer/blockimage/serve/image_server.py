@@ -124,13 +124,13 @@ class ImageServer:
             frames.give_up()
         else:
             self._start_warmer(target, index)
-        supply = Bytes(self.image.data_bytes, frames, self.opened)
+        supply = Bytes(self.image.data_bytes, frames, self.open_data)
         supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
         self._supply = supply
         self._file.supply(supply, self._on_miss if index.fetch else None)
         self._thread(lambda: self._run(index), "image-hot")
 
-    def opened(self) -> tuple[Fetcher, BlockSource]:
+    def open_data(self) -> tuple[Fetcher, BlockSource]:
         """The fetcher and the data's blocks; made when they are first asked for."""
         with self._lock:
             if self._closed:
@@ -166,7 +166,7 @@ class ImageServer:
         """What reads cost so far."""
         return self._file.reads
 
-    def fetched(self) -> Counters:
+    def count_fetched(self) -> Counters:
         """What the fetcher has brought so far."""
         from bootseer.blocks.stats import Counters
 
@@ -213,7 +213,7 @@ class ImageServer:
         except OSError as error:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
-        made = page_cache_warmer.Warmer(root, index, frames.warmed, finished=self._all_warmed)
+        made = page_cache_warmer.Warmer(root, index, frames.note_warmed, finished=self._all_warmed)
         self._file.set_warming_threads(made.thread_ids)
         self._warmer = made
 
@@ -235,7 +235,7 @@ class ImageServer:
             elif index.fetch:
                 self._fetch(index)
             else:
-                self.opened()  # nothing is hot: be ready for the first read
+                self.open_data()  # nothing is hot: be ready for the first read
         except Exception as error:  # a border: readers go on by their own requests
             self._say("replay", f"the hot set was not replayed whole: {error}")
         finally:
@@ -307,11 +307,11 @@ class ImageServer:
             if self.image.frames is not None:
                 self.image.frames.spoil()
             return
-        frames.arrived(number, raw)
+        frames.add_frame(number, raw)
         if self._warmer is not None:
             self._warmer.put(number)
         else:
-            frames.warmed(number)
+            frames.note_warmed(number)
 
     def _yield_to_demand(self) -> None:
         for _ in range(DEMAND_PAUSES):
@@ -323,7 +323,7 @@ class ImageServer:
         """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
         from bootseer.blockimage.serve.bulk_fetch import WholeFetch
 
-        fetcher, source = self.opened()
+        fetcher, source = self.open_data()
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
         whole = self._whole = WholeFetch(fetcher, source, index.fetch, most_bytes=most)
         whole.run()
@@ -332,12 +332,12 @@ class ImageServer:
 
     def _on_miss(self, offset: int) -> None:
         if self._whole is not None:
-            self._whole.missed(offset)
+            self._whole.note_miss(offset)
 
     def _start_fill(self) -> None:
         if self._closed or not self.settings.cache_dir:
             return
-        fetcher, source = self.opened()
+        fetcher, source = self.open_data()
         if self._supply is not None:
             self._supply.direct_reads = fetcher.direct_reads(source)
         cache = self._cache

@@ -50,10 +50,10 @@ class CompleteImage:
     def begin(self, target: str) -> None:
         """Warm the hot set in the background; keeps a pack that is not kept here yet."""
         threading.Thread(
-            target=self._guarded, args=(target,), name="image-hot", daemon=True
+            target=self._run_guarded, args=(target,), name="image-hot", daemon=True
         ).start()
 
-    def _guarded(self, target: str) -> None:
+    def _run_guarded(self, target: str) -> None:
         try:
             self._run(target)
         except (BootseerError, OSError) as error:  # programs read what they need without us

@@ -29,7 +29,7 @@ class Room(Protocol):
     def reserve(self, wanted_bytes: int) -> bool:
         """Whether so many bytes may be written now; quick, never an error."""
 
-    def failed(self, error: OSError) -> bool:
+    def handle_write_fault(self, error: OSError) -> bool:
         """Writing failed; True when there is room now and trying once more makes sense."""
 
     def count_corrupt(self) -> None:
@@ -149,12 +149,12 @@ class CachedObject(Closing):
             self._marks.expire()
             made = self._direct_reads() if self._direct_reads is not None else None
             if made is None:
-                present_fd, data_fd = self._duplicated()
+                present_fd, data_fd = self._duplicate_descriptors()
                 made = DirectReads(present_fd, data_fd, identity.block_bytes, self._marks)
                 self._direct_reads = weakref.ref(made)
         return made
 
-    def _duplicated(self) -> tuple[int, int]:
+    def _duplicate_descriptors(self) -> tuple[int, int]:
         """Further descriptors of both files. Raises OSError, also where none can be spared."""
         fds: list[int] = []
         try:
@@ -198,7 +198,7 @@ class CachedObject(Closing):
             if present_index.read_entry(self._present_fd, index) != ABSENT:
                 return False
         except OSError as error:  # the medium was removed: reported as a failed write is
-            self._room.failed(error)
+            self._room.handle_write_fault(error)
             return False
         if not self._room.reserve(len(raw)):
             return False
@@ -215,7 +215,7 @@ class CachedObject(Closing):
                 # Another process may have stored and verified it where we have no claim.
                 if claimed and present_index.read_entry(self._present_fd, index) == ABSENT:
                     _punch_quietly(self._data_fd, offset, len(raw))
-                if again or not self._room.failed(error):
+                if again or not self._room.handle_write_fault(error):
                     return False
         return False
 

@@ -79,14 +79,14 @@ def marks_of(data_fd: int, blocks: int) -> Marks:
         return marks
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     """A child begins without marks: another thread may have been setting one."""
     global _lock
     _lock = threading.Lock()
     _known.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class _Buffer(threading.local):

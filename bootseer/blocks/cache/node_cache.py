@@ -152,7 +152,7 @@ class NodeCache(Closing):
         try:
             files = self._open_files(identity)
         except OSError as error:
-            self.failed(error)
+            self.handle_write_fault(error)
             files = None
         if files is None:
             return CachedObject(None, self)
@@ -200,7 +200,7 @@ class NodeCache(Closing):
         """Count bytes that are about to be written, evicting where the limit says so."""
         if self._refuses():
             return False
-        wanted_bytes = _rounded(wanted_bytes)
+        wanted_bytes = _round_up(wanted_bytes)
         if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
             return self._grant_uncounted(wanted_bytes)  # a thread evicts, or the medium is slow
         failure: OSError | None = None
@@ -215,7 +215,7 @@ class NodeCache(Closing):
         finally:
             self._lock.release()
         if failure is not None:
-            self.failed(failure)
+            self.handle_write_fault(failure)
         if granted is None:
             self._report_stop(
                 f"the cache in {self.directory} is at its limit ({self.limit_bytes} bytes, or "
@@ -302,7 +302,7 @@ class NodeCache(Closing):
                 time.sleep(LOCK_PAUSE_S)
         return False
 
-    def failed(self, error: OSError) -> bool:
+    def handle_write_fault(self, error: OSError) -> bool:
         """Writing failed: make room once where that can help, else end storing."""
         if error.errno in _NO_DESCRIPTOR:  # that passes
             return False
@@ -402,5 +402,5 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | Non
     return None
 
 
-def _rounded(size_bytes: int) -> int:
+def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // 4096) * 4096

@@ -92,7 +92,7 @@ def seal(
         with _Files.open(folder, alone=False) as files:
             if not files.has(identity):
                 return False
-            mark = _verified(files, source, identity, go_on)
+            mark = _verify(files, source, identity, go_on)
             if mark is None:
                 return False
             os.fsync(files.present_fd)
@@ -197,11 +197,11 @@ class _Files(Closing):
 # --- verifying --------------------------------------------------------------------------------
 
 
-def _verified(
+def _verify(
     files: _Files, source: BlockSource, identity: Identity, go_on: Callable[[], bool]
 ) -> bytes | None:
     """The mark of a file all of whose blocks are right on the medium; None if it cannot be."""
-    if not _settled(files.data_fd, go_on):
+    if not _await_settled(files.data_fd, go_on):
         return None
     before = _mark_of(identity, os.fstat(files.data_fd))
     os.fsync(files.data_fd)
@@ -214,7 +214,7 @@ def _verified(
     return before if before == _mark_of(identity, os.fstat(files.data_fd)) else None
 
 
-def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
+def _await_settled(fd: int, go_on: Callable[[], bool]) -> bool:
     """Wait until a write would certainly change the file's times, which are coarse."""
     for _ in range(2):
         status = os.fstat(fd)

@@ -250,7 +250,7 @@ class Fetcher(Closing):
                 if waiter.closed:
                     return
                 if self._workers.closed:
-                    raise _closed()
+                    raise _closed_error()
                 record = scheduler.memory.record_of(source)
                 round_bytes = record.range_bytes * record.queue.streams
                 most = max(LEAST_CHUNK, round_bytes // source.block_bytes)
@@ -320,7 +320,7 @@ class Fetcher(Closing):
         try:
             with self._decision as scheduler, scheduler.lock:
                 if self._workers.closed:
-                    raise _closed()
+                    raise _closed_error()
                 memory = scheduler.memory
                 record = memory.record_of(source)
                 blocks = memory.ready_blocks(record, first, last)
@@ -448,7 +448,7 @@ class Fetcher(Closing):
             raise UsageError("a fetcher does not survive fork; make a new one in the child process")
 
 
-def _closed() -> UsageError:
+def _closed_error() -> UsageError:
     return UsageError("the fetcher is closed; make a new one")
 
 

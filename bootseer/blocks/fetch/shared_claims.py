@@ -20,7 +20,7 @@ FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
 
 
-def refused(
+def leave_to_others(
     cached: CachedObject,
     request: Request,
     held: set[int],

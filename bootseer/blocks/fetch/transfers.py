@@ -69,7 +69,7 @@ class Transfers:
         absent = cached.absent(block.index for block, _ in items)
         if not held and len(absent) == len(items):
             return True
-        refused = shared_claims.refused(
+        refused = shared_claims.leave_to_others(
             cached, request, held, absent, self._settings, time.monotonic()
         )
         if refused:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks.extents import PAGE_BYTES, Extent, aligned
+from bootseer.blocks.extents import PAGE_BYTES, Extent, align
 from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError, UsageError
 
@@ -76,7 +76,7 @@ class Trace:
         """Bytes of all extents together."""
         return sum(extent.length for extent in self.extents)
 
-    def hot(self, share: float) -> Trace:
+    def select_hot(self, share: float) -> Trace:
         """Only what at least that share (0 to 1) of the full starts touched, or of the others.
 
         Where there are full starts, a single other one makes nothing hot.
@@ -125,7 +125,7 @@ def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> T
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise CorruptDataError(f"{name} is none of a version that is known here")
     try:
-        return _checked(document, limits)
+        return _check_document(document, limits)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{name} is damaged or forged: {error}") from error
 
@@ -136,7 +136,7 @@ def _unpack(data: bytes, limits: Limits, name: str) -> bytes:
     )
 
 
-def _checked(document: dict[str, Any], limits: Limits) -> Trace:
+def _check_document(document: dict[str, Any], limits: Limits) -> Trace:
     size_bytes = _number(document["size"], 0, (1 << 63) - 1)
     page_bytes = _number(document["page"], 512, 1 << 30)
     starts = _number(document["starts"], 0, limits.starts)
@@ -164,10 +164,10 @@ def _checked(document: dict[str, Any], limits: Limits) -> Trace:
         raise ValueError("a name that is none")
     extents.sort(key=lambda e: e.first_touch_ms)  # within a moment the file's order stands
     trace = Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes, replays)
-    return _normalised(trace)
+    return _normalise(trace)
 
 
-def _normalised(trace: Trace) -> Trace:
+def _normalise(trace: Trace) -> Trace:
     """Where no start was a full one, what is counted as such was touched by the others."""
     if trace.starts or not any(extent.starts_seen for extent in trace.extents):
         return trace
@@ -185,7 +185,7 @@ def _number(value: object, least: int, most: int) -> int:
     return value
 
 
-def _ordered(extents: Iterable[Touched]) -> tuple[Touched, ...]:
+def _sort_by_touch(extents: Iterable[Touched]) -> tuple[Touched, ...]:
     return tuple(sorted(extents, key=lambda e: (e.first_touch_ms, e.offset)))
 
 
@@ -199,15 +199,16 @@ def merge(traces: Sequence[Trace], share: float = 0.0) -> Trace:
         raise UsageError("there is no trace to merge")
     first = traces[0]
     _same_object(traces)
-    traces = [_normalised(trace) for trace in traces]
+    traces = [_normalise(trace) for trace in traces]
     starts, replays = sum(t.starts for t in traces), sum(t.replays for t in traces)
     tagged = [_Tagged(extent, number) for number, t in enumerate(traces) for extent in t.extents]
     pieces = [
-        _combined(start, end, [one.extent for one in covering], starts, replays)
+        _combine(start, end, [one.extent for one in covering], starts, replays)
         for start, end, covering in _cut_at_borders(tagged)
     ]
-    extents = _ordered(_join(pieces))
-    return dataclasses.replace(first, starts=starts, replays=replays, extents=extents).hot(share)
+    extents = _sort_by_touch(_join(pieces))
+    merged = dataclasses.replace(first, starts=starts, replays=replays, extents=extents)
+    return merged.select_hot(share)
 
 
 def _same_object(traces: Iterable[Trace]) -> None:
@@ -221,7 +222,7 @@ def without(whole: Trace, part: Trace) -> Trace:
     Raises UsageError for traces of different objects.
     """
     _same_object([whole, part])
-    whole, part = _normalised(whole), _normalised(part)
+    whole, part = _normalise(whole), _normalise(part)
     pieces = [
         Touched(
             start,
@@ -237,14 +238,14 @@ def without(whole: Trace, part: Trace) -> Trace:
         whole,
         starts=max(0, whole.starts - part.starts),
         replays=max(0, whole.replays - part.replays),
-        extents=_ordered(remaining),
+        extents=_sort_by_touch(remaining),
     )
 
 
 def covers(whole: Trace, part: Trace) -> bool:
     """Whether `part` says nothing that `whole` does not, so that it may be in it already."""
     _same_object([whole, part])
-    whole, part = _normalised(whole), _normalised(part)
+    whole, part = _normalise(whole), _normalise(part)
     return (
         whole.starts >= part.starts
         and whole.replays >= part.replays
@@ -290,7 +291,7 @@ def _cut_at_borders(tagged: Iterable[_Tagged]) -> Iterator[tuple[int, int, list[
             del covering[number]
 
 
-def _combined(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
+def _combine(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
     """One piece: seen by all together, ordered by full starts where there is one."""
     full = sum(one.starts_seen for one in over)
     others = sum(one.replays_seen for one in over)
@@ -352,11 +353,11 @@ def moves(old: Mapping[str, FilePlace], new: Mapping[str, FilePlace]) -> list[Mo
         if before is None or before.digest != place.digest:
             before = by_digest.get(place.digest)
         if before is not None:
-            moved += _paired(before.extents, place.extents)
+            moved += _pair_extents(before.extents, place.extents)
     return moved
 
 
-def _paired(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
+def _pair_extents(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
     """Pair two lists of extents that hold the same bytes, cut in different ways."""
     moved = []
     left, right = list(reversed(old)), list(reversed(new))
@@ -383,7 +384,7 @@ def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes
     for move in moved:
         at = max(0, bisect.bisect_right(old, move.old, key=lambda e: e.offset) - 1)
         while at < len(old) and old[at].offset < move.old + move.length:
-            carried += _carried(old[at], move, trace.page_bytes, size_bytes)
+            carried += _carry_extent(old[at], move, trace.page_bytes, size_bytes)
             at += 1
     pieces = []
     for start, end, covering in _cut_at_borders(_Tagged(extent, 0) for extent in carried):
@@ -391,14 +392,14 @@ def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes
         count = max(one.extent.starts_seen for one in covering)
         replays = max(one.extent.replays_seen for one in covering)
         pieces.append(Touched(start, end - start, first_touch_ms, count, replays))
-    extents = _ordered(_join(pieces))
+    extents = _sort_by_touch(_join(pieces))
     return dataclasses.replace(trace, object=object_name, size_bytes=size_bytes, extents=extents)
 
 
-def _carried(extent: Touched, move: Move, page_bytes: int, size_bytes: int) -> list[Touched]:
+def _carry_extent(extent: Touched, move: Move, page_bytes: int, size_bytes: int) -> list[Touched]:
     """The pages that an extent's part of a move touches in the new version."""
     start = max(extent.offset, move.old)
     end = min(extent.offset + extent.length, move.old + move.length)
     place = (start - move.old + move.new, end - start)
-    pages = aligned([place], size_bytes, page_bytes)
+    pages = align([place], size_bytes, page_bytes)
     return [extent._replace(offset=p.offset, length=p.length) for p in pages]

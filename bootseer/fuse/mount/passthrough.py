@@ -89,7 +89,7 @@ class Backings:
         self._faults = faults
         self._lock = threading.Lock()
 
-    def opened(self, inode: Inode, opened: Opened) -> int:
+    def acquire(self, inode: Inode, opened: Opened) -> int:
         """The backing id of this opening; 0 when it is served by us."""
         inodes = self._inodes
         if inodes is None:
@@ -108,7 +108,7 @@ class Backings:
             inodes.set(inode, backing_id, handles + 1)
             return backing_id
 
-    def released(self, inode: Inode) -> None:
+    def release(self, inode: Inode) -> None:
         """One handle of the inode is closed."""
         inodes = self._inodes
         if inodes is None:

@@ -228,7 +228,7 @@ class Dispatcher:
                 self.operations.forget(Inode(inode), 1)
         elif request.opcode == Opcode.OPEN:
             self.operations.release(request.inode, Handle(_FIRST_FIELD.unpack_from(reply)[0]))
-            self._backings.released(request.inode)
+            self._backings.release(request.inode)
         elif request.opcode == Opcode.OPENDIR:
             self._listings.pop(Handle(_FIRST_FIELD.unpack_from(reply)[0]), None)
         elif request.opcode == Opcode.READDIRPLUS:
@@ -279,7 +279,7 @@ class Dispatcher:
     def _open_reply(self, inode: Inode, flags: int, opened: Opened) -> bytes:
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY
         open_flags = replies.FOPEN_NOFLUSH if reads_only else 0
-        backing_id = self._backings.opened(inode, opened)
+        backing_id = self._backings.acquire(inode, opened)
         if backing_id:
             # Nothing else: the cache is the backing file's, and KEEP_CACHE would make open fail.
             open_flags |= replies.FOPEN_PASSTHROUGH
@@ -299,7 +299,7 @@ class Dispatcher:
         try:
             self.operations.release(request.inode, handle)
         finally:
-            self._backings.released(request.inode)
+            self._backings.release(request.inode)
         return b""
 
     def _getxattr(self, request: Request) -> bytes:

@@ -51,7 +51,7 @@ class PackJob:
     @property
     def pinned_ref(self) -> str:
         """The image by its digest."""
-        return parse_reference(self.ref).pinned(self.digest)
+        return parse_reference(self.ref).with_digest(self.digest)
 
     @property
     def folder(self) -> str:
@@ -75,8 +75,8 @@ def is_due(job: PackJob, trace: Trace) -> bool:
         packed = traces.parse(made.trace_bytes)
     except BootseerError:
         return True
-    held_bytes = packed.hot(SHARE).touched_bytes()
-    return trace.hot(SHARE).touched_bytes() > GROWN * held_bytes
+    held_bytes = packed.select_hot(SHARE).touched_bytes()
+    return trace.select_hot(SHARE).touched_bytes() > GROWN * held_bytes
 
 
 def start_if_due(job: PackJob, trace: Trace) -> None:

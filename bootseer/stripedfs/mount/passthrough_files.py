@@ -47,7 +47,7 @@ class Passing:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def sealed(self, source: FileSource) -> Sealed | None:
+    def open_sealed(self, source: FileSource) -> Sealed | None:
         """The file's sealed object, pinned; None where the mount must serve the file itself."""
         if not source.has_raw_digests:
             return None
@@ -66,7 +66,7 @@ class Passing:
         if sealed is not None:
             sealed.close()
 
-    def served(self, source: FileSource) -> None:
+    def note_served(self, source: FileSource) -> None:
         """A file that the mount served was closed: seal it later, if the cache holds it whole."""
         if not source.has_raw_digests:
             return

@@ -119,7 +119,7 @@ class StripedTree(Operations):
     # --- names and attributes -----------------------------------------------------------------
 
     def lookup(self, parent: Inode, name: bytes) -> Attr:
-        with self._answered("lookup"):
+        with self._answer("lookup"):
             for _ in range(MOST_ASKED):
                 node = self.child(self.node(parent), name)
                 if self.nodes.refer(node.inode):
@@ -131,11 +131,11 @@ class StripedTree(Operations):
             self.nodes.refer(inode)
 
     def getattr(self, inode: Inode) -> Attr:
-        with self._answered("getattr"):
+        with self._answer("getattr"):
             return self._attr(self.node(inode))
 
     def readlink(self, inode: Inode) -> bytes:
-        with self._answered("readlink"):
+        with self._answer("readlink"):
             node = self.node(inode)
             entry = node.info.entry
             if node.info.link:
@@ -153,7 +153,7 @@ class StripedTree(Operations):
             raise FileSystemError(errno.EXDEV) from error
 
     def readdir(self, inode: Inode) -> Sequence[Entry]:
-        with self._answered("readdir"):
+        with self._answer("readdir"):
             node = self.node(inode)
             nodes = self.nodes.children(node, self.listing(node))
             return [Entry(child.name, self._attr(child)) for child in nodes]
@@ -163,7 +163,7 @@ class StripedTree(Operations):
         return sum(n.info.size_bytes for n in nodes[1:]), 0, len(nodes), 0
 
     def getxattr(self, inode: Inode, name: bytes) -> bytes:
-        with self._answered("getxattr"):
+        with self._answer("getxattr"):
             node = self.node(inode)
             # `ls -l` asks for the ACL of every file: no store is asked for what is never there.
             if name not in xattrs.names_of(node):
@@ -173,7 +173,7 @@ class StripedTree(Operations):
             return xattrs.value_of(self.source(node), name)
 
     def listxattr(self, inode: Inode) -> Sequence[bytes]:
-        with self._answered("listxattr"):
+        with self._answer("listxattr"):
             return xattrs.names_of(self.node(inode))
 
     def forget(self, inode: Inode, count: int) -> None:
@@ -189,7 +189,7 @@ class StripedTree(Operations):
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FileSystemError(errno.EROFS)
-        with self._answered("open"):
+        with self._answer("open"):
             node = self.node(inode)
             if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
@@ -230,7 +230,7 @@ class StripedTree(Operations):
     def _pass(self, source: FileSource) -> Opened | None:
         """An opening that the kernel serves; it asks us all the same where it cannot."""
         passing = self._passing
-        sealed = passing.sealed(source) if passing is not None else None
+        sealed = passing.open_sealed(source) if passing is not None else None
         if passing is None or sealed is None:
             return None
         handle = self.files.number(source)
@@ -243,7 +243,7 @@ class StripedTree(Operations):
         if self._passing is not None:
             self._passing.drop(handle)
             if source is not None:
-                self._passing.served(source)
+                self._passing.note_served(source)
 
     def source(self, node: Node) -> FileSource:
         """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.
@@ -307,7 +307,7 @@ class StripedTree(Operations):
             raise FileSystemError(errno.ENOTDIR)
         with self.nodes.lock:
             known = node.children
-            if known is not None and self._good(node):
+            if known is not None and self._is_fresh(node):
                 return known
             asked = node.asked
             if asked is None:
@@ -316,7 +316,7 @@ class StripedTree(Operations):
             return known if known is not None else asked.result()
         try:
             with limited(self._deadline_s):
-                listed = self._asked(node, known)
+                listed = self._ask_store(node, known)
             mine.set_result(listed)
             return listed
         except BaseException as error:  # those who wait for this answer have it, too
@@ -325,13 +325,13 @@ class StripedTree(Operations):
         finally:
             node.asked = None
 
-    def _good(self, node: Node) -> bool:
+    def _is_fresh(self, node: Node) -> bool:
         """Whether what was listed will do."""
         now_s = time.monotonic()
         recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
         return bool(node.listed_s) and (node.is_fixed or recent)
 
-    def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
+    def _ask_store(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
         for left in reversed(range(MOST_ASKED)):
             with self.nodes.lock:
                 began_s, changes = node.listed_s, node.changes
@@ -348,10 +348,10 @@ class StripedTree(Operations):
                 if node.listed_s == began_s:
                     node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
                 break  # what was there a while ago is better than nothing
-            best = [self._best(node, each) for each in infos]
+            best = [self._choose_info(node, each) for each in infos]
             with self.nodes.lock:
                 if node.changes == changes or not left:
-                    return self._filled(node, best, outdated=node.changes != changes)
+                    return self._fill_listing(node, best, outdated=node.changes != changes)
         return known or {}
 
     def _list_infos(self, node: Node) -> list[PathInfo]:
@@ -365,7 +365,7 @@ class StripedTree(Operations):
                     node.info = info
         return namespace.list_folder(self.store, info, node.cached)
 
-    def _filled(
+    def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
         """The entries: as the store said, but for names that were changed from here meanwhile.
@@ -375,12 +375,12 @@ class StripedTree(Operations):
         here = {each.name: each for each in self.nodes.children(node, node.children or {})}
         kept = {name: each for name, each in here.items() if name in node.touched}
         said = [each for each in infos if base_of(each) not in node.touched]
-        listed = self.nodes.fill(node, said, {**kept, **self._kept(node, said)})
+        listed = self.nodes.fill(node, said, {**kept, **self._entries_to_keep(node, said)})
         if outdated:
             self.nodes.outdate(node)
         return listed
 
-    def _best(self, folder: Node, info: PathInfo) -> PathInfo:
+    def _choose_info(self, folder: Node, info: PathInfo) -> PathInfo:
         """What was there a while ago where the store does not say just now what is there."""
         if info.problem is None:
             return info
@@ -390,7 +390,7 @@ class StripedTree(Operations):
             return info
         return earlier.info
 
-    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> Mapping[bytes, Node]:
+    def _entries_to_keep(self, node: Node, infos: Sequence[PathInfo]) -> Mapping[bytes, Node]:
         """Entries that stay whatever the store says."""
         return {}
 
@@ -473,5 +473,5 @@ class StripedTree(Operations):
     def _where(self, node: Node) -> str:
         return node.path or node.info.name
 
-    def _answered(self, what: str) -> Answered:
+    def _answer(self, what: str) -> Answered:
         return Answered(self.complaints, what)

@@ -113,7 +113,7 @@ class WritableTree(StripedTree, WritableOperations):
     # --- one file -----------------------------------------------------------------------------
 
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
-        with self._answered("create"):
+        with self._answer("create"):
             folder = self._check_changeable(self.node(parent))
             known = self.listing(folder).get(name)
             if known is not None and flags & os.O_EXCL:
@@ -139,13 +139,13 @@ class WritableTree(StripedTree, WritableOperations):
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE == os.O_RDONLY:
-            with self._answered("open"):
+            with self._answer("open"):
                 node = self.node(inode)
                 self._writable.check_not_written(node)
                 if self._sets.staged_file(node) is not None:
                     raise FileSystemError(errno.EBUSY)
             return super().open(inode, flags)
-        with self._answered("open"):
+        with self._answer("open"):
             node = self.node(inode)
             parent = self.nodes.get(node.parent)
             if flags & os.O_TRUNC and parent is not None and self._begins_staged(parent, node.name):
@@ -171,7 +171,7 @@ class WritableTree(StripedTree, WritableOperations):
         self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
         file = self._file(handle)
-        with self._answered("write"), file.lock:
+        with self._answer("write"), file.lock:
             try:
                 return file.write(offset, data, owner)
             except BaseException:  # whatever it is: the name is what it was before
@@ -182,7 +182,7 @@ class WritableTree(StripedTree, WritableOperations):
         if not is_write_handle(handle):
             return
         file = self._file(handle)
-        with self._answered("close"), file.lock:
+        with self._answer("close"), file.lock:
             file.check()
             if not file.is_writer(owner):
                 return  # a child closes what it inherited; the writer goes on
@@ -214,7 +214,7 @@ class WritableTree(StripedTree, WritableOperations):
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
         """Before the first byte it announces the length, as `ftruncate` does."""
         file = self._file(handle)
-        with self._answered("fallocate"), file.lock:
+        with self._answer("fallocate"), file.lock:
             file.check()
             if mode & ~FALLOC_FL_KEEP_SIZE:
                 raise FileSystemError(errno.EOPNOTSUPP)
@@ -228,7 +228,7 @@ class WritableTree(StripedTree, WritableOperations):
         """Only a closed file is durable; this reports the errors met so far."""
         if is_write_handle(handle):
             file = self._file(handle)
-            with self._answered("fsync"), file.lock:
+            with self._answer("fsync"), file.lock:
                 file.check()
 
     def release(self, inode: Inode, handle: Handle) -> None:
@@ -237,7 +237,7 @@ class WritableTree(StripedTree, WritableOperations):
             super().release(inode, handle)
             return
         try:
-            with self._answered("close"), file.lock:
+            with self._answer("close"), file.lock:
                 if file.state is SaveState.ORPHANED:
                     self._writable.give_up(file)
                 else:
@@ -251,7 +251,7 @@ class WritableTree(StripedTree, WritableOperations):
             self.files.drop(handle)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
-        with self._answered("truncate"):
+        with self._answer("truncate"):
             node = self._check_changeable(self.node(inode))
             if size == self._attr(node).size_bytes:
                 return self._attr(node)
@@ -272,7 +272,7 @@ class WritableTree(StripedTree, WritableOperations):
             return self._attr(node)
 
     def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
-        with self._answered("setattr"):
+        with self._answer("setattr"):
             node = self.node(inode)
             if self._sets.staged_file(node) is not None:
                 raise FileSystemError(errno.EPERM)  # they belong to what is published whole
@@ -282,11 +282,11 @@ class WritableTree(StripedTree, WritableOperations):
             given = Attributes(mode, mtime_ns)
             file = self._writable.finish_closed(node)
             if file is not None:
-                file.attributes = file.attributes.updated(given)
+                file.attributes = file.attributes.update(given)
                 node.info = node.info._replace(attributes=file.attributes)
             elif node.inode == ROOT:  # nothing of the store stands for it
                 before = node.info.attributes or Attributes()
-                node.info = node.info._replace(attributes=before.updated(given))
+                node.info = node.info._replace(attributes=before.update(given))
             else:
                 info = self._look(node.info.name)._replace(attributes=node.info.attributes)
                 node.info = rename_remove.set_attributes(self.store, info, given)
@@ -297,7 +297,7 @@ class WritableTree(StripedTree, WritableOperations):
     # --- names --------------------------------------------------------------------------------
 
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
-        with self._answered("mkdir"):
+        with self._answer("mkdir"):
             folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
@@ -315,7 +315,7 @@ class WritableTree(StripedTree, WritableOperations):
             return self._attr(node)
 
     def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr:
-        with self._answered("symlink"):
+        with self._answer("symlink"):
             folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
@@ -338,7 +338,7 @@ class WritableTree(StripedTree, WritableOperations):
             raise FileSystemError(errno.EXDEV) from error
 
     def unlink(self, parent: Inode, name: bytes) -> None:
-        with self._answered("unlink"):
+        with self._answer("unlink"):
             folder = self._check_changeable(self.node(parent))
             node = self.child(folder, name)
             if self._unlink_member(folder, node):
@@ -355,7 +355,7 @@ class WritableTree(StripedTree, WritableOperations):
             self.nodes.remove(node)
 
     def rmdir(self, parent: Inode, name: bytes) -> None:
-        with self._answered("rmdir"):
+        with self._answer("rmdir"):
             node = self.child(self._check_changeable(self.node(parent)), name)
             if not node.info.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
@@ -379,7 +379,7 @@ class WritableTree(StripedTree, WritableOperations):
     def rename(
         self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
     ) -> None:
-        with self._answered("rename"):
+        with self._answer("rename"):
             if flags & ~RENAME_NOREPLACE:
                 raise FileSystemError(errno.EINVAL)
             node = self._check_changeable(
@@ -575,7 +575,7 @@ class WritableTree(StripedTree, WritableOperations):
         self._sets.close()
         super().destroy()
 
-    def _filled(
+    def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
         """As the store lists it, less names that files were moved away from and hidden ones."""
@@ -587,9 +587,9 @@ class WritableTree(StripedTree, WritableOperations):
             for each in infos
             if (each.name, stamp_of(each)) not in leaving and base_of(each) not in node.hidden
         ]
-        return super()._filled(node, shown, outdated=outdated)
+        return super()._fill_listing(node, shown, outdated=outdated)
 
-    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
+    def _entries_to_keep(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
         """Files that are being written may be on no store yet, but are in their folder."""
         listed = {base_of(each) for each in infos}
         return {
