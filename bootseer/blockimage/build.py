@@ -43,9 +43,9 @@ def build(
 ) -> Built:
     """Make the image of a tree below `out_dir`, which is there; `progress` counts content bytes.
 
-    Contents are read in the order of `entries` and stored in that order; files that are read
-    together should stand together. Raises what reading them raises, and UsageError for entries
-    that are no tree.
+    Contents are read and stored in the order of `entries`, so files that starts read together
+    should be neighbours in it. Raises what reading them raises, and UsageError for entries that
+    do not form a tree.
     """
     ready = []
     with DataWriter(os.path.join(out_dir, DATA_NAME), threads=threads, level=level) as data:

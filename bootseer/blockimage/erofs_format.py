@@ -94,7 +94,7 @@ def inode(
         0,
         size_bytes,
         place,
-        0,  # an inode number that kernels do not use: they count places
+        0,  # an inode number that kernels do not use: they derive it from the inode's position
         *owner,
         seconds & 0xFFFFFFFFFFFFFFFF,
         nanoseconds,

@@ -65,8 +65,8 @@ class _Node:
 def metadata(entries: Iterable[Entry], data_bytes: int) -> bytearray:
     """The metadata of these entries; each file's content is `Stored`, or None for an empty one.
 
-    Raises UsageError for entries that are no tree: doubled paths, missing parents, links to
-    nothing; and CorruptDataError for a tree that is too large.
+    Raises UsageError for entries that do not form a tree (doubled paths, missing parents, links
+    to nothing), and CorruptDataError for a tree that is too large.
     """
     nodes = _tree(entries)
     end = _lay_out(nodes)

@@ -54,10 +54,10 @@ class PackInfo:
 
 
 def owners(files: FileMap, extents: Sequence[tuple[int, int]], most: int = 3) -> FileMap:
-    """The files that probably were read, where several have the content of what was touched.
+    """The files that were probably read, where several have the content that was touched.
 
-    Each file has a page cache of its own, and which of them a start read the data cannot tell. One
-    that is next to other touched files is likelier; of these `most` are kept, else the first.
+    Each file has a page cache of its own, and the data does not show which of them a start read.
+    Those next to other touched files are likelier: `most` of these are kept, else the first file.
     """
     groups: dict[tuple[bytes, int], list[File]] = {}
     for file in files.files:

@@ -238,7 +238,7 @@ class StripedFile(io.RawIOBase):
                 _dropped.append(resources)
 
     def _detach(self) -> _Resources:
-        """What must be released with the file; nothing of it the second time."""
+        """Take what must be released with the file; nothing is left for a second call."""
         ahead, self._ahead = self._ahead, None
         store = self._source.store if self._own_store and not self.closed else None
         return _Resources(self._pid, self._source, self._fetcher, ahead, store)

@@ -2,9 +2,9 @@
 
 The order at a start: the data file answers, EROFS is mounted over it, and the caller is answered.
 Only then are the index and the block table read; reads that come meanwhile wait some milliseconds.
-The receiving thread takes frames from the pack's stream, answers who waits for them, and hands
-them to the warmer. While somebody waits for a cold block the stream stands still: demand has the
-link.
+The receiving thread takes frames from the pack's stream, resumes the reads that wait for them, and
+hands them to the warmer. While a program waits for a cold block the stream pauses: demand has
+priority on the link.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ROOM_WAIT_S = 10.0
 LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
-DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
-KEEP_FREE = 0.15  # of the disk: below, a kubelet takes pods from a node, and cannot free this
+DEMAND_PAUSES = 200  # a read that waits longer has met a fault: the stream goes on
+KEEP_FREE = 0.15  # of the disk; with less free, a kubelet evicts pods, and it cannot free the cache
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
-"""Told a kind of fault and its text."""
+"""Receives a kind of fault and its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class ImageServer:
         else:
             self._start_warmer(target, index)
         supply = Bytes(self.image.data_bytes, frames, self.open_data)
-        supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
+        supply.read_ahead = not index.frames  # without a hot set, what follows has to be guessed
         self._supply = supply
         self._file.supply(supply, self._on_miss if index.fetch else None)
         self._thread(lambda: self._run(index), "image-hot")
@@ -173,14 +173,14 @@ class ImageServer:
         return self._fetcher.stats.total() if self._fetcher is not None else Counters()
 
     def give_up(self, stalled_s: float) -> None:
-        """Fail the reads that have waited so long while nothing came: see `Fetcher.give_up`."""
+        """Fail reads that have waited `stalled_s` without any bytes; see `Fetcher.give_up`."""
         with self._lock:
             fetcher = None if self._closed else self._fetcher
         if fetcher is not None:
             fetcher.give_up(stalled_s)
 
     def start_is_over(self) -> None:
-        """Nothing is recorded any more: the kernel may read ahead as it does elsewhere."""
+        """Stop recording: from now on the kernel may read ahead as it does elsewhere."""
         self._recorded, self._start_over = False, True
         self._read_ahead()
 
@@ -356,7 +356,7 @@ class ImageServer:
         self._fill.run(lambda text: self._say("fill", text), whole=lambda: self._all_here(source))
 
     def _all_here(self, source: BlockSource) -> bool:
-        """The fill is done: what else is asked for is on this node."""
+        """Use that all bytes are on this node; returns False when some must be fetched again."""
         assert self._fill is not None
         supply = self._supply
         if supply is not None and supply.direct_reads is None and self._fetcher is not None:

@@ -30,7 +30,7 @@ class Room(Protocol):
         """Whether so many bytes may be written now; quick, never an error."""
 
     def handle_write_fault(self, error: OSError) -> bool:
-        """Writing failed; True when there is room now and trying once more makes sense."""
+        """Handle a failed write; True when there is room now and another try makes sense."""
 
     def count_corrupt(self) -> None:
         """A block did not match its entry and was dropped."""
@@ -168,7 +168,7 @@ class CachedObject(Closing):
         return fds[0], fds[1]
 
     def store(self, index: int, raw: memoryview) -> bool:
-        """Keep a verified block, if there is room; whether it was new and is kept now.
+        """Keep a verified block, if there is room; returns whether it was new and is kept.
 
         `raw` must not change meanwhile and is free again on return.
         """
@@ -180,7 +180,7 @@ class CachedObject(Closing):
                 return False
             self._storing.add(index)
         try:
-            # What others have claimed is stored all the same, where they took too long.
+            # A block that another process claimed is stored all the same if that took too long.
             claimed = present_index.claim_entry(self._present_fd, index)
             try:
                 return self._put(index, raw, claimed)
@@ -212,7 +212,7 @@ class CachedObject(Closing):
                     self._marks.set(index)
                 return True
             except OSError as error:
-                # Another process may have stored and verified it where we have no claim.
+                # Without a claim of ours, another process may have stored and verified it.
                 if claimed and present_index.read_entry(self._present_fd, index) == ABSENT:
                     _punch_quietly(self._data_fd, offset, len(raw))
                 if again or not self._room.handle_write_fault(error):

@@ -60,7 +60,7 @@ class Transfers:
     # --- claims ------------------------------------------------------------------------------
 
     def _claim(self, record: ObjectRecord, request: Request) -> bool:
-        """Leave out what other processes are fetching; False when that is all of it."""
+        """Leave out blocks that other processes fetch; False when none is left."""
         cached = record.cached
         if cached is None or not cached.storing or request.hedge_of is not None:
             return True

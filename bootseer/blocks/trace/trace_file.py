@@ -1,10 +1,10 @@
 """Traces: which ranges of an object a start touched, in which order; merged over starts.
 
-A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the full starts, which show
-everything that they read: cold ones to which nothing was replayed. Of a start from a warm page
-cache, or of a replayed one, only part of what it reads can be seen. Such starts are counted
-separately, as `replays`: they may make more of the object hot, and change neither the share of
-full starts that touched a page nor the order.
+A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the full starts, whose reads are
+all seen: cold ones to which nothing was replayed. Of a start from a warm page cache, or of a
+replayed one, only part of its reads can be seen. Such starts are counted separately, as `replays`:
+they may make more of the object hot, and change neither the share of full starts that touched a
+page nor the order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from bootseer.errors import CorruptDataError, UsageError
 VERSION = 1
 NEAR_MS = 20  # first touches so close together are one moment: neighbours join
 MAX_NAME_CHARS = 512
-FEWEST_REPLAYS = 2  # that make hot what too few full starts touched: one may be chance
+FEWEST_REPLAYS = (
+    2  # needed to make hot what too few full starts touched: a single one may be a coincidence
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,9 @@ class Trace:
         return sum(extent.length for extent in self.extents)
 
     def select_hot(self, share: float) -> Trace:
-        """Only what at least that share (0 to 1) of the full starts touched, or of the others.
+        """Select what at least `share` (0 to 1) of the full starts touched, or of the others.
 
-        Where there are full starts, a single other one makes nothing hot.
+        Where there are full starts, a single other start makes nothing hot.
         """
         if share <= 0:
             return self
@@ -115,7 +117,7 @@ def serialise(trace: Trace) -> bytes:
 
 
 def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> Trace:
-    """Read a trace file. Raises CorruptDataError for whatever is not a plausible one."""
+    """Read a trace file. Raises CorruptDataError for anything but a plausible one."""
     if len(data) > limits.packed_bytes:
         raise CorruptDataError(f"{name} has {len(data)} bytes, more than {limits.packed_bytes}")
     try:
@@ -168,7 +170,7 @@ def _check_document(document: dict[str, Any], limits: Limits) -> Trace:
 
 
 def _normalise(trace: Trace) -> Trace:
-    """Where no start was a full one, what is counted as such was touched by the others."""
+    """Count touches as those of `replays` where there were no full starts."""
     if trace.starts or not any(extent.starts_seen for extent in trace.extents):
         return trace
     extents = tuple(
@@ -217,7 +219,7 @@ def _same_object(traces: Iterable[Trace]) -> None:
 
 
 def without(whole: Trace, part: Trace) -> Trace:
-    """What `whole` has beyond `part`, which was merged into it: the starts since then.
+    """Subtract `part`, which was merged into `whole`: the result has the starts since then.
 
     Raises UsageError for traces of different objects.
     """
@@ -243,7 +245,7 @@ def without(whole: Trace, part: Trace) -> Trace:
 
 
 def covers(whole: Trace, part: Trace) -> bool:
-    """Whether `part` says nothing that `whole` does not, so that it may be in it already."""
+    """Whether `whole` has all that `part` has, so that `part` may be merged into it already."""
     _same_object([whole, part])
     whole, part = _normalise(whole), _normalise(part)
     return (
@@ -257,7 +259,7 @@ def covers(whole: Trace, part: Trace) -> bool:
 
 
 def _both(one: Trace, other: Trace) -> Iterator[tuple[int, int, Touched, Touched]]:
-    """The object's touched pieces, each with what two traces say of it."""
+    """The object's touched pieces, each with its extents in two traces."""
     tagged = [_Tagged(e, number) for number, t in enumerate((one, other)) for e in t.extents]
     for start, end, covering in _cut_at_borders(tagged):
         by_trace = {each.trace: each.extent for each in covering}
@@ -292,7 +294,7 @@ def _cut_at_borders(tagged: Iterable[_Tagged]) -> Iterator[tuple[int, int, list[
 
 
 def _combine(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
-    """One piece: seen by all together, ordered by full starts where there is one."""
+    """One piece with the starts of all traces, ordered by full starts where there are any."""
     full = sum(one.starts_seen for one in over)
     others = sum(one.replays_seen for one in over)
     weighted = [(one.first_touch_ms, one.starts_seen) for one in over if one.starts_seen]
@@ -345,7 +347,7 @@ class FilePlace(NamedTuple):
 
 
 def moves(old: Mapping[str, FilePlace], new: Mapping[str, FilePlace]) -> list[Move]:
-    """What two versions share, file by file: of the same path and content, else content alone."""
+    """The bytes that two versions share, by files of equal path and content, or equal content."""
     by_digest = {place.digest: place for place in old.values()}
     moved: list[Move] = []
     for path, place in new.items():
@@ -374,10 +376,10 @@ def _pair_extents(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
 
 
 def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes: int) -> Trace:
-    """The trace for a new version of its object: what was touched, wherever it lies now.
+    """The trace for a new version of its object, with touched bytes at their new places.
 
-    Pages that are new or whose content changed are not in it; the next starts add them. Shares
-    stay as they are.
+    It lacks pages that are new or whose content changed; the next starts add them. Shares stay as
+    they are.
     """
     old = sorted(trace.extents)
     carried: list[Touched] = []

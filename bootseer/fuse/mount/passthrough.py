@@ -90,7 +90,7 @@ class Backings:
         self._lock = threading.Lock()
 
     def acquire(self, inode: Inode, opened: Opened) -> int:
-        """The backing id of this opening; 0 when it is served by us."""
+        """Count an opening; returns its backing id, 0 when it is served by us."""
         inodes = self._inodes
         if inodes is None:
             return 0
@@ -109,7 +109,7 @@ class Backings:
             return backing_id
 
     def release(self, inode: Inode) -> None:
-        """One handle of the inode is closed."""
+        """Count a closed handle of the inode."""
         inodes = self._inodes
         if inodes is None:
             return

@@ -65,7 +65,7 @@ REVERSIBLE = frozenset(
         Opcode.READDIRPLUS,
     }
 )
-"""Those that `Operations.may_block` is about. The process that waits for one of them may be
+"""The requests that `Operations.may_block` covers. The process that waits for one of them may be
 killed: they change nothing that `Dispatcher.take_back` does not take back."""
 _BLOCKING_WHEN_WRITABLE = MODIFYING | {
     Opcode.FLUSH,
@@ -194,7 +194,7 @@ class Dispatcher:
         return blocking if self._read_only else blocking | _BLOCKING_WHEN_WRITABLE
 
     def dispatch(self, data: memoryview) -> tuple[int, int, Buffer]:
-        """The unique id, errno (0 = none) and body of the reply to one request that wants one."""
+        """The unique id, errno (0 = none) and body of the reply to a request that gets one."""
         unique = 0
         try:
             request = requests.parse(data)
@@ -281,7 +281,7 @@ class Dispatcher:
         open_flags = replies.FOPEN_NOFLUSH if reads_only else 0
         backing_id = self._backings.acquire(inode, opened)
         if backing_id:
-            # Nothing else: the cache is the backing file's, and KEEP_CACHE would make open fail.
+            # No other flag: the cache is the backing file's, and KEEP_CACHE would make open fail.
             open_flags |= replies.FOPEN_PASSTHROUGH
             return replies.pack_open(opened.handle, open_flags, backing_id)
         if opened.keep_cache:
@@ -318,7 +318,7 @@ class Dispatcher:
         return replies.pack_open(handle, 0)
 
     def _entries(self, request: Request) -> Sequence[Entry]:
-        """The listing of when it was opened; of now if that was in the server before this one."""
+        """The listing made when it was opened; a new one if an earlier server made that."""
         handle: Handle = request.body.handle
         entries = self._listings.get(handle)
         if entries is None:

@@ -488,7 +488,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             "striped": info.striped,
         }
         if info.etag and not info.is_folder:
-            described["ETag"] = info.etag  # the key by which `datasets` tells versions apart
+            described["ETag"] = info.etag  # the key by which `datasets` distinguishes versions
         if info.link:
             described |= {"type": "link", "islink": True, "destination": info.link}
         if info.problem is not None:

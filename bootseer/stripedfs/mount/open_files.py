@@ -111,7 +111,7 @@ class OpenFile:
         self.place = place
         self.source = source
         self.after: OpenFile | None = None
-        """Its replacement since its bytes have moved, or have lost their pages to others."""
+        """What replaced it when its bytes moved, or when its pages were given to other bytes."""
         self._where = where
         self._direct_reads = direct_reads
         self._is_stable = not source.volatile
@@ -132,11 +132,11 @@ class OpenFile:
         return self.source.identity
 
     def make_outdated(self) -> OpenFile:
-        """Its replacement when its pages hold other bytes."""
+        """Make its replacement for when its pages hold other bytes."""
         return _Outdated(self._files, self.source, self._where, self.place)
 
     def make_moved(self, source: FileSource, where: str) -> OpenFile:
-        """Its replacement when its bytes lie elsewhere."""
+        """Make its replacement for when its bytes lie elsewhere."""
         return OpenFile.open(self._files, source, where, self.place)
 
     def replaced_by(self, after: OpenFile) -> OpenFile:
@@ -146,7 +146,7 @@ class OpenFile:
         return after
 
     def close(self) -> None:
-        """It is not read any more."""
+        """End its reads and its read-ahead."""
         self._direct_reads = None
         self._ahead.close()
 
@@ -176,7 +176,7 @@ class OpenFile:
             reply.data(data)
 
     def _fetch(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
-        """Bytes from the fetcher's memory, now or later."""
+        """Read from the fetcher's memory, now or later."""
         read = _FileRead(self._files, self, offset, size, self._where)
         try:
             data = read.collect()
@@ -195,7 +195,7 @@ class OpenFile:
 
 
 class _Outdated(OpenFile):
-    """One whose pages in the page cache hold other bytes by now."""
+    """An opening whose pages in the page cache hold other bytes by now."""
 
     __slots__ = ()
 
@@ -342,7 +342,7 @@ class OpenFiles:
         return self.by_handle.get(handle)
 
     def outdate(self, place: object, *, but: str = "") -> None:
-        """Other bytes get the pages of `place`: readers of earlier ones get ESTALE from now on."""
+        """Give the pages of `place` to other bytes: readers of the earlier ones get ESTALE."""
         with self._lock:
             for handle, opened in list(self.by_handle.items()):
                 if opened.place == place and not (but and opened.identity == but):
@@ -366,7 +366,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:
-        """A rename, from before the store is asked for it until `move` has been called."""
+        """Hold it from before the store is asked for a rename until `move` has been called."""
         this = object()
         with self._lock:
             self._renames |= {this}
@@ -407,7 +407,7 @@ class OpenFiles:
             return self.by_handle.setdefault(handle, opened)
 
     def drop(self, handle: Handle) -> FileSource | None:
-        """The kernel closed a handle; returns what was read by it."""
+        """Drop a handle that the kernel closed; returns what was read by it."""
         with self._lock:
             opened = self.by_handle.pop(handle, None)
         if opened is None:

@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 REFRESH_S = 30.0
 AGAIN_S = 5.0
-"""After a store could not be asked, names that are known are not asked for again for so long."""
+"""After a store could not be asked, known names are used this long before it is asked again."""
 MOST_ASKED = 3
 """How often a folder is read or looked at for one request, while others rename or replace it."""
 MOST_SURVEYED = 10_000
-"""Folders that are looked into for an inode of a process before us."""
+"""Folders that are searched for an inode that an earlier process knew."""
 
 
 class StripedTree(Operations):
@@ -72,8 +72,8 @@ class StripedTree(Operations):
 
     Files of `direct_bytes` and more bypass the page cache. Faults that readers get as EIO are
     reported to `say` in words. The fetcher is closed by its maker, after the mount has ended. What
-    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the server
-    numbers files by their paths, so that a file and what replaces it share their pages.
+    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the
+    server numbers files by their paths, so that a file and its replacement share pages.
     `passing_from`: the fetcher's node cache, whose complete files the kernel may read by itself.
     """
 
@@ -214,7 +214,7 @@ class StripedTree(Operations):
         opened = self._opened.get(handle)
         if opened is not None:
             return opened.read(offset, size, later)
-        reply = later()  # a handle of a process before us: opening its file may take time
+        reply = later()  # a handle from an earlier process: opening its file may take time
 
         def revive() -> None:
             try:
@@ -228,7 +228,7 @@ class StripedTree(Operations):
         return None
 
     def _pass(self, source: FileSource) -> Opened | None:
-        """An opening that the kernel serves; it asks us all the same where it cannot."""
+        """An opening that the kernel serves by passthrough; where it cannot, it asks us."""
         passing = self._passing
         sealed = passing.open_sealed(source) if passing is not None else None
         if passing is None or sealed is None:
@@ -248,7 +248,7 @@ class StripedTree(Operations):
     def source(self, node: Node) -> FileSource:
         """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.
 
-        The kernel then looks at the name once more, and opens what it means by then.
+        The kernel then looks up the name once more, and opens what has it by then.
         """
         info = node.info
         # The name is part of it, for a source asks for its bytes by name, and files are renamed.
@@ -273,7 +273,7 @@ class StripedTree(Operations):
     # --- nodes --------------------------------------------------------------------------------
 
     def node(self, inode: Inode) -> Node:
-        """The node of an inode; one that only a process before us knew is searched for.
+        """The node of an inode; one that only an earlier process knew is searched for.
 
         Raises FileSystemError(ESTALE) when there is none, StoreUnavailableError when some folder
         that may hold it could not be read.
@@ -319,14 +319,14 @@ class StripedTree(Operations):
                 listed = self._ask_store(node, known)
             mine.set_result(listed)
             return listed
-        except BaseException as error:  # those who wait for this answer have it, too
+        except BaseException as error:  # other callers wait for this answer, too
             mine.set_exception(error)
             raise
         finally:
             node.asked = None
 
     def _is_fresh(self, node: Node) -> bool:
-        """Whether what was listed will do."""
+        """Whether the listing is recent enough to be used."""
         now_s = time.monotonic()
         recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
         return bool(node.listed_s) and (node.is_fixed or recent)
@@ -341,13 +341,15 @@ class StripedTree(Operations):
             except BootseerError as error:
                 if node.changes != changes and left:
                     continue  # it was asked for under its former name
-                if error.retryable:  # with it, others would wait as long for their old names
+                if (
+                    error.retryable
+                ):  # else other folders would each wait as long for their known names
                     self._away_until_s = time.monotonic() + AGAIN_S
                 if known is None:
                     raise
                 if node.listed_s == began_s:
                     node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
-                break  # what was there a while ago is better than nothing
+                break  # an old listing is better than none
             best = [self._choose_info(node, each) for each in infos]
             with self.nodes.lock:
                 if node.changes == changes or not left:
@@ -368,9 +370,9 @@ class StripedTree(Operations):
     def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
-        """The entries: as the store said, but for names that were changed from here meanwhile.
+        """Make a folder's entries of a listing, but for names that this mount changed meanwhile.
 
-        An outdated answer is given once, for want of a better one.
+        An outdated listing is used once, for lack of a newer one.
         """
         here = {each.name: each for each in self.nodes.children(node, node.children or {})}
         kept = {name: each for name, each in here.items() if name in node.touched}
@@ -381,7 +383,7 @@ class StripedTree(Operations):
         return listed
 
     def _choose_info(self, folder: Node, info: PathInfo) -> PathInfo:
-        """What was there a while ago where the store does not say just now what is there."""
+        """A listed entry; the earlier one of its name where the store cannot read it just now."""
         if info.problem is None:
             return info
         self.complaints.number(info.problem, info.name, reading=True)
@@ -395,7 +397,7 @@ class StripedTree(Operations):
         return {}
 
     def _survey(self, wanted: Inode) -> Node | None:
-        """Look into folder after folder until an inode is found, by one at a time."""
+        """Search folder after folder for an inode; one caller at a time does so."""
         end_s = time.monotonic() + self._deadline_s
         if not self._surveying.acquire(timeout=self._deadline_s):
             return None
@@ -406,7 +408,7 @@ class StripedTree(Operations):
             with limited(end_s - time.monotonic()):
                 node = self._search(wanted, end_s)
             if node is not None:
-                self.nodes.refer(wanted)  # who asks for it has it from the kernel
+                self.nodes.refer(wanted)  # the caller has it from the kernel
                 return node
             if len(self._absent) >= MOST_SURVEYED:
                 self._absent.clear()

@@ -64,7 +64,7 @@ from bootseer.stripedfs.write.dcp_files import StagedFile, is_staged
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
 FREE_BYTES = 1 << 50
-"""What `statfs` calls free: a store does not say, and programs ask before they save."""
+"""What `statfs` reports as free: stores do not say, and programs ask before they save."""
 RENAME_NOREPLACE = 1
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """What is shown where nothing was set."""
@@ -195,15 +195,15 @@ class WritableTree(StripedTree, WritableOperations):
                 self._writable.publish(file)
 
     def _is_orphaned(self, file: WritableFile, thread: int) -> bool:
-        """Whether its writer was killed; FileSystemError(EIO) where that cannot be determined."""
+        """Whether its writer was killed. FileSystemError(EIO): that cannot be determined."""
         name = file.node.info.name
         try:
             killed = closes_because_killed(thread)
         except OSError as error:  # only what is certainly whole is published
             file.note_writer(killed=True)
             self._say(
-                f"{name} is not published: whether its writer was killed could not be told "
-                f"({error}); save it again"
+                f"{name} is not published: it could not be determined whether its writer was "
+                f"killed ({error}); save it again"
             )
             raise FileSystemError(errno.EIO) from error
         file.note_writer(killed=killed)
@@ -212,7 +212,7 @@ class WritableTree(StripedTree, WritableOperations):
         return killed
 
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
-        """Before the first byte it announces the length, as `ftruncate` does."""
+        """Announce the length before the first byte, as `ftruncate` does."""
         file = self._file(handle)
         with self._answer("fallocate"), file.lock:
             file.check()
@@ -225,7 +225,7 @@ class WritableTree(StripedTree, WritableOperations):
             file.truncate(offset + length)
 
     def fsync(self, inode: Inode, handle: Handle) -> None:
-        """Only a closed file is durable; this reports the errors met so far."""
+        """Report the errors met so far; only a closed file is durable."""
         if is_write_handle(handle):
             file = self._file(handle)
             with self._answer("fsync"), file.lock:
@@ -275,7 +275,9 @@ class WritableTree(StripedTree, WritableOperations):
         with self._answer("setattr"):
             node = self.node(inode)
             if self._sets.staged_file(node) is not None:
-                raise FileSystemError(errno.EPERM)  # they belong to what is published whole
+                raise FileSystemError(
+                    errno.EPERM
+                )  # they belong to a checkpoint that is published whole
             self._check_changeable(node)
             if len(node.name) > FILE_NAME_BYTES:  # a folder: no name has room for the suffix
                 raise FileSystemError(errno.ENAMETOOLONG)
@@ -284,7 +286,7 @@ class WritableTree(StripedTree, WritableOperations):
             if file is not None:
                 file.attributes = file.attributes.update(given)
                 node.info = node.info._replace(attributes=file.attributes)
-            elif node.inode == ROOT:  # nothing of the store stands for it
+            elif node.inode == ROOT:  # it has no name on the store
                 before = node.info.attributes or Attributes()
                 node.info = node.info._replace(attributes=before.update(given))
             else:
@@ -420,13 +422,13 @@ class WritableTree(StripedTree, WritableOperations):
                     self.nodes.outdate(node)
 
     def _follow(self, moved: Node) -> None:
-        """Let readers of a file that was moved, or lies below what was, go on with its bytes."""
+        """Let readers of a file that was moved, or lies in a moved folder, go on with its bytes."""
         with limited(self._deadline_s):  # all of them together: others wait for this rename
             for place in self.files.places():
                 node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
                 if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
                     continue
-                if not node.listed:  # it was removed or replaced: others have its name
+                if not node.listed:  # it was removed or replaced: another file has its name
                     continue
                 # A version keeps its own name, in whichever folder it lies by now.
                 version = node.info.version
@@ -462,7 +464,7 @@ class WritableTree(StripedTree, WritableOperations):
         return node.info._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
-        """Raise what keeps `node` from replacing `over`, and remove an empty folder there."""
+        """Raise what keeps `node` from replacing `over`; removes an empty folder there."""
         if flags & RENAME_NOREPLACE:
             raise FileSystemError(errno.EEXIST)
         self._writable.check_not_written(over)
@@ -578,7 +580,7 @@ class WritableTree(StripedTree, WritableOperations):
     def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
-        """As the store lists it, less names that files were moved away from and hidden ones."""
+        """As listed by the store, less names that files were moved away from and hidden ones."""
         leaving = {
             (each.name, stamp_of(each)) for file in self._writable.all() for _, each in file.left
         }
@@ -590,7 +592,7 @@ class WritableTree(StripedTree, WritableOperations):
         return super()._fill_listing(node, shown, outdated=outdated)
 
     def _entries_to_keep(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
-        """Files that are being written may be on no store yet, but are in their folder."""
+        """Keep files that are being written, which may not be on the store yet."""
         listed = {base_of(each) for each in infos}
         return {
             file.node.name: file.node

@@ -191,7 +191,7 @@ class Draft:
             self._check_exists(version)
 
     def _point(self, version: Version) -> None:
-        """Make it current; if a collector removes it meanwhile, the previous version stays so."""
+        """Make it current; if a collector removes it meanwhile, the previous version remains."""
         try:
             previous = self._read_previous()
             self._check_exists(version)
@@ -228,7 +228,7 @@ class Draft:
             ) from error
 
     def _restore_pointer(self, version: Version, previous: Version | Link | None) -> None:
-        """Point to the previous version again, unless another one was published meanwhile."""
+        """Make the previous version current again, unless another was published meanwhile."""
         try:
             current = read_current(self.store, self.name)
             if current is None or current.folder != version.folder:

@@ -223,7 +223,7 @@ def check_unreserved(name: str) -> None:
 
 
 def check_new(store: Store, name: str) -> None:
-    """Raise what keeps a new file or folder from having a name.
+    """Raise the error that keeps a new file or folder from having a name.
 
     As `check_unreserved`; AccessDeniedError within a directory checkpoint, NotADirectoryError
     below a file (striped or plain).
