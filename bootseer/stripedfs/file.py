@@ -114,7 +114,7 @@ class StripedFile(io.RawIOBase):
 
     def _read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         view, offset = writable(buffer), operator.index(offset)
-        source, fetcher, ahead = self._ready()
+        source, fetcher, ahead = self._ensure_open()
         wanted = min(len(view), source.size_bytes - offset)
         if offset < 0:
             raise ValueError(f"a file has no byte {offset}")
@@ -255,7 +255,7 @@ class StripedFile(io.RawIOBase):
         if self.closed:
             raise ValueError("the file is closed")
 
-    def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
+    def _ensure_open(self) -> tuple[FileSource, Fetcher, ReadAhead]:
         """The source, fetcher and read-ahead of this process."""
         self._check()
         _release_dropped()

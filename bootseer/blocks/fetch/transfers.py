@@ -113,7 +113,7 @@ class Transfers:
         """What the store calls with the number of each block that arrived."""
         source, items, errors = record.source, request.items, request.errors
 
-        def arrived(number: int) -> None:
+        def deliver(number: int) -> None:
             try:
                 source.open_block(items[number][0].index, stored[number], raws[number])
             except Exception as error:  # for the readers, not for the store
@@ -121,7 +121,7 @@ class Transfers:
                 return
             self._deliver(record, request, number, raws[number], record.cached)
 
-        return arrived
+        return deliver
 
     def _read_cached(self, record: ObjectRecord, request: Request) -> None:
         cached, source = record.cached, record.source

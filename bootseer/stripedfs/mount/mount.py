@@ -107,15 +107,15 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         from bootseer.fuse import fusepy_server
 
         fusepy_server.serve(
-            build(), settings.mountpoint, options=options, ready=on_ready or _nothing
+            build(), settings.mountpoint, options=options, ready=on_ready or _do_nothing
         )
         return
     from bootseer.fuse.serve.handover import supervise
 
-    def died(worker: int) -> None:
+    def report_death(worker: int) -> None:
         log.say(f"worker {worker} of {settings.mountpoint} ended; another one takes over")
 
-    supervise(build, settings.mountpoint, options, on_ready=on_ready, on_death=died)
+    supervise(build, settings.mountpoint, options, on_ready=on_ready, on_death=report_death)
 
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
@@ -330,4 +330,4 @@ def _unmount_after(process: int, mountpoint: str) -> None:
     threading.Thread(target=wait, name="stripe-for-pid", daemon=True).start()
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
