@@ -75,7 +75,7 @@ class NoSpaceError(BootseerError):
 
 
 class BusyError(BootseerError):
-    """A lease or lock is held by somebody else."""
+    """Another process holds a lease or lock."""
 
     exit_code = 9
     retryable = True

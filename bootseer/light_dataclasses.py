@@ -75,10 +75,10 @@ def _dataclass(
     eq: bool = True,
     repr: bool = True,  # noqa: A002 - as the standard function calls it
 ) -> Callable[[type], type]:
-    return lambda cls: _made(cls, frozen, slots, kw_only, eq, repr)
+    return lambda cls: _make_class(cls, frozen, slots, kw_only, eq, repr)
 
 
-def _made(
+def _make_class(
     cls: type,
     frozen: bool,
     slots: bool,
@@ -269,18 +269,18 @@ def _replace(instance: Any, /, **changes: Any) -> Any:
 
 
 def _asdict(instance: Any) -> dict[str, Any]:
-    return {name: _plain(getattr(instance, name)) for name in instance._light_fields}
+    return {name: _to_plain(getattr(instance, name)) for name in instance._light_fields}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if hasattr(type(value), "_light_fields"):
         return _asdict(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_plain(one) for one in value))
+        return type(value)(*(_to_plain(one) for one in value))
     if isinstance(value, list | tuple):
-        return type(value)(_plain(one) for one in value)
+        return type(value)(_to_plain(one) for one in value)
     if isinstance(value, dict):
-        return type(value)((_plain(name), _plain(one)) for name, one in value.items())
+        return type(value)((_to_plain(name), _to_plain(one)) for name, one in value.items())
     standard = sys.modules.get("dataclasses")
     if standard is not None and hasattr(type(value), "__dataclass_fields__"):
         return standard.asdict(value)

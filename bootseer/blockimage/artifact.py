@@ -136,7 +136,7 @@ def load(folder: str) -> Artifact | None:
 
 
 def forget(folder: str) -> None:
-    """Have the artifact in `folder` built again; none there is none to forget."""
+    """Have the artifact in `folder` built again; does nothing where there is none."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(folder, _LIST_NAME))
 

@@ -43,21 +43,21 @@ def build(
 ) -> Built:
     """Make the image of a tree below `out_dir`, which is there; `progress` counts content bytes.
 
-    Contents are read in the order of `entries` and stored in that order; files that are read
-    together should stand together. Raises what reading them raises, and UsageError for entries
-    that are no tree.
+    Contents are read and stored in the order of `entries`, so files that starts read together
+    should be neighbours in it. Raises what reading them raises, and UsageError for entries that
+    do not form a tree.
     """
     ready = []
     with DataWriter(os.path.join(out_dir, DATA_NAME), threads=threads, level=level) as data:
         for entry in entries:
-            ready.append(_stored(entry, data))
+            ready.append(_store_content(entry, data))
             if progress is not None:
                 progress(entry.size_bytes)
         table = data.finish()
     return finish(ready, table, out_dir)
 
 
-def _stored(entry: Entry, data: DataWriter) -> Entry:
+def _store_content(entry: Entry, data: DataWriter) -> Entry:
     content = entry.content
     if content is None or isinstance(content, Stored):
         return entry

@@ -1,6 +1,6 @@
 """Writes an image's data: files one behind the other, in blocks that are packed as they fill.
 
-Raw data are pages of 4 KiB; a file begins on a page, and so does what follows a hole. Long runs
+Raw data are pages of 4 KiB; each file begins on a page, and so do the bytes after a hole. Long runs
 of zeros become holes: a file is looked at in *chunks* (256 KiB, larger for files of more than
 1 GiB, so that a file has 4,096 chunks at most), and a chunk of zeros is stored nowhere. Equal
 content is stored once, and so are equal blocks.

@@ -94,7 +94,7 @@ def inode(
         0,
         size_bytes,
         place,
-        0,  # an inode number that kernels do not use: they count places
+        0,  # an inode number that kernels do not use: they derive it from the inode's position
         *owner,
         seconds & 0xFFFFFFFFFFFFFFFF,
         nanoseconds,
@@ -196,7 +196,7 @@ def superblock(
     )
 
 
-def seal(block: bytearray) -> None:
+def write_checksum(block: bytearray) -> None:
     """Put the checksum of the first block, which must be whole, into its superblock."""
     checked = bytes(block[_SUPER_OFFSET:BLOCK_BYTES])
     struct.pack_into("<I", block, _SUPER_OFFSET + 4, _crc32c(checked))

@@ -68,7 +68,7 @@ def clone(source: str) -> int:
 def attach(tree: int, target: str, *, nosuid: bool) -> None:
     """Show what `clone` gave at a place, setuid programs and devices working there or not.
 
-    Never for a moment in another way; raises OSError.
+    At no moment are they allowed where they should not be; raises OSError.
     """
     kept = ATTR_NOSUID | ATTR_NODEV
     wanted = ATTR_RDONLY | ATTR_NOATIME | (kept if nosuid else 0)
@@ -88,21 +88,22 @@ def restrict(target: str, *, nosuid: bool) -> None:
 def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) -> Erofs:
     """Mount the image whose metadata is the file `meta` and whose data is the file `data`.
 
-    `loop`: over loop devices or not; None: not, where the kernel can do without. The data's
-    server must answer from another thread. Raises NotSupportedError where the kernel has no
-    EROFS, or neither way works, and whatever else keeps it from mounting.
+    `loop` says whether to use loop devices; None uses them only where the kernel needs them. The
+    data's server must answer from another thread. Raises NotSupportedError where the kernel has no
+    EROFS, or neither way works, and the errors of other faults.
     """
     before = _bdis()
     if loop is not True:
         try:
             mount(meta, target, KIND, MS_RDONLY | MS_NOATIME, f"device={data}")
-            # The kernel tells nowhere which one belongs to a mount; who mounts too wants the same.
+            # The kernel does not say which one belongs to a mount. One that another mount made
+            # at the same time may be among them; it gets the same read-ahead.
             bdis = tuple(_bdis() - before)
             set_read_ahead(bdis, READ_AHEAD_KIB)
             return _find_mounted(target, meta, bdis, loop=False)
         except OSError as error:
             if error.errno not in _NO_FILES or loop is False:
-                raise _refused(error, target) from error
+                raise _explain_refusal(error, target) from error
     devices: list[int] = []
     try:
         paths = [_attach(path, devices) for path in (meta, data)]
@@ -110,14 +111,14 @@ def mount_erofs(meta: str, data: str, target: str, *, loop: bool | None = None) 
         bdis = tuple(f"{_LOOP_MAJOR}:{path.removeprefix('/dev/loop')}" for path in paths)
         set_read_ahead(bdis, READ_AHEAD_KIB)
     except OSError as error:
-        raise _refused(error, target) from error
+        raise _explain_refusal(error, target) from error
     finally:
         for device in devices:
             os.close(device)  # unmounted ones go with their last descriptor
     return _find_mounted(target, paths[0], bdis, loop=True)
 
 
-def _refused(error: OSError, target: str) -> Exception:
+def _explain_refusal(error: OSError, target: str) -> Exception:
     if error.errno == errno.ENODEV:
         return NotSupportedError(
             "this kernel has no EROFS: load its module (modprobe erofs), or record and replay "
@@ -127,13 +128,13 @@ def _refused(error: OSError, target: str) -> Exception:
 
 
 def _find_mounted(target: str, source: str, bdis: tuple[str, ...], *, loop: bool) -> Erofs:
-    """What was mounted; somebody else's mount may lie over it already."""
+    """Find what was just mounted; another process may have mounted over it already."""
     parent, name = os.path.split(os.path.abspath(target))
     ours = (os.path.join(os.path.realpath(parent), name), KIND, source)
     mounts = reversed(all_mounts())
     mounted = next((m for m in mounts if (m.target, m.kind, m.source) == ours), None)
     if mounted is None:
-        raise BusyError(f"what was mounted at {target} is gone again; somebody else unmounted it")
+        raise BusyError(f"the image at {target} was unmounted again at once, by another process")
     return Erofs(mounted.device, mounted.source, loop, bdis)
 
 
@@ -154,7 +155,7 @@ def set_read_ahead(bdis: tuple[str, ...], kib: int) -> None:
             with open(f"{_BDI}/{bdi}/read_ahead_kb", "w", encoding="ascii") as file:
                 file.write(str(kib))
         except OSError:
-            pass  # then more or less is read than is best, and nothing else
+            pass  # the only effect: more or less than the best amount is read ahead
 
 
 # --- loop devices -----------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def _attach(path: str, devices: list[int]) -> str:
                 _configure(fd, backing)
             except OSError as error:
                 os.close(fd)
-                if error.errno != errno.EBUSY:  # somebody else took it meanwhile
+                if error.errno != errno.EBUSY:  # another process took it meanwhile
                     raise
             else:
                 devices.append(fd)

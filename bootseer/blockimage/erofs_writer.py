@@ -65,8 +65,8 @@ class _Node:
 def metadata(entries: Iterable[Entry], data_bytes: int) -> bytearray:
     """The metadata of these entries; each file's content is `Stored`, or None for an empty one.
 
-    Raises UsageError for entries that are no tree: doubled paths, missing parents, links to
-    nothing; and CorruptDataError for a tree that is too large.
+    Raises UsageError for entries that do not form a tree (doubled paths, missing parents, links
+    to nothing), and CorruptDataError for a tree that is too large.
     """
     nodes = _tree(entries)
     end = _lay_out(nodes)
@@ -94,7 +94,7 @@ def metadata(entries: Iterable[Entry], data_bytes: int) -> bytearray:
         device_blocks=-(-data_bytes // erofs_format.BLOCK_BYTES),
         uuid=uuid,
     )
-    erofs_format.seal(out)
+    erofs_format.write_checksum(out)
     return out
 
 
@@ -159,7 +159,7 @@ def _chunks_bytes(node: _Node, head: int) -> int:
     if not node.size_bytes:
         return 0
     node.layout = erofs_format.CHUNKED
-    count = erofs_format.chunk_count(node.size_bytes, _stored(node).chunk_bytes)
+    count = erofs_format.chunk_count(node.size_bytes, _stored_content(node).chunk_bytes)
     return -head % 8 + 8 * count
 
 
@@ -194,7 +194,7 @@ def _first(pair: tuple[bytes, _Node]) -> bytes:
     return pair[0]
 
 
-def _stored(node: _Node) -> Stored:
+def _stored_content(node: _Node) -> Stored:
     content = node.entry.content
     if content is None and not node.entry.size_bytes:
         return _EMPTY
@@ -208,7 +208,7 @@ def _write(out: bytearray, node: _Node) -> None:
     place = node.place
     body = b""
     if node.layout == erofs_format.CHUNKED:
-        stored = _stored(node)
+        stored = _stored_content(node)
         place = erofs_format.chunk_format(stored.chunk_bytes)
         body = erofs_format.chunk_indexes(node.size_bytes, stored.chunk_bytes, stored.extents)
     elif entry.kind in (Kind.CHARACTER, Kind.BLOCK):

@@ -1,8 +1,9 @@
 """Which file's bytes lie where in an image's data.
 
-Never needed to mount an image: it serves what speaks of files instead of bytes. Packs name the
-files to be warmed, shows say whose bytes a start read, and a trace is carried over to the next
-version of an image by path and content. docs/block-image-format.md has the bytes.
+Mounting an image never needs it; it serves features that deal with files instead of bytes. Packs
+name the files to be warmed, `show` commands name the files that a start read, and a trace is
+carried over to the next version of an image by path and content. docs/block-image-format.md has the
+bytes.
 """
 
 from __future__ import annotations

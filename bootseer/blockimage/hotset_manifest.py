@@ -2,8 +2,8 @@
 
 Its manifest's layers are the pack and the merged trace (docs/images.md). It names the block image
 that it was made for by digest, so that no other image's hot set is ever replayed, and the moment
-it was made: of several for one workload the newest counts. A moment of a day ahead and more is a
-clock's that was wrong, and counts as the oldest.
+it was made: of several for one workload the newest counts. A moment that lies a day or more in
+the future comes from a wrong clock, and counts as the oldest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _AHEAD_US = 24 * 3600 * 10**6  # clocks may differ by less
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MOST_TRIED = 8  # damaged ones of a workload; a mount waits for each
-_MOST_MANIFESTS = 50  # that are looked into where a registry's list tells no annotations
+_MOST_MANIFESTS = 50  # that are looked into where a registry's list has no annotations
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def _spelt(moment_us: int) -> str:
 
 
 def moment_after(others: Iterable[str]) -> str:
-    """The moment, or one right behind all others: what is published now is the newest.
+    """The present moment, or one just after all others, so that the newest is published last.
 
-    Moments that are no times, or too far ahead to be believed, are left out.
+    Moments that are not valid times, or lie too far ahead to be true, are left out.
     """
     import datetime
 
@@ -149,7 +149,8 @@ def newest(
 ) -> list[Descriptor]:
     """The hot sets for a block image among an image's referrers, the newest first.
 
-    `workload` None: of all workloads. What another block image was packed for is left out.
+    `workload` None: of all workloads. Hot sets that were packed for another block image are left
+    out.
     """
     fitting = [
         one

@@ -1,11 +1,11 @@
 """The pack of a hot set: all that mounting needs, then the hot pages in the order of first touch.
 
 docs/images.md has the bytes. A pack is `boot` and behind it `frames`, so that one request for the
-blob brings a mount up and goes on with the pages that the start will ask for. What names the pack
-tells the boot's length and digest; the boot tells those of every frame.
+blob brings a mount up and goes on with the pages that the start will ask for. The manifest that
+names the pack has the boot's length and digest; the boot has those of every frame.
 
-Frames arrive in order, one behind the other. A reader of a page whose frame is still far down the
-stream had better fetch that page's block by itself than wait.
+Frames arrive in order, one after the other. For a page whose frame is still far down the stream, it
+is quicker to fetch that page's block by a request of its own than to wait.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Frame:
 class Index:
     """What lies where in a pack.
 
-    `fetch` are whole blocks to be fetched from the data itself, in this order and in parallel: the
-    way of a hot set that is most of its image, which has no frames then.
+    `fetch` are whole blocks to be fetched from the data itself, in this order and in parallel. It
+    is used for a hot set that is most of its image; there are no frames then.
     """
 
     frames: tuple[Frame, ...]
@@ -119,7 +119,7 @@ class Boot:
     page_bytes: int = PAGE_BYTES
 
     def index(self, *, limits: Limits = LIMITS) -> Index:
-        """Read the index. Raises CorruptDataError for anything that is no whole, plausible one."""
+        """Read the index. Raises CorruptDataError for anything but a complete, plausible one."""
         try:
             return _Columns(self.index_data, limits).index(self)
         except (ValueError, struct.error) as error:

@@ -54,10 +54,10 @@ class PackInfo:
 
 
 def owners(files: FileMap, extents: Sequence[tuple[int, int]], most: int = 3) -> FileMap:
-    """The files that probably were read, where several have the content of what was touched.
+    """The files that were probably read, where several have the content that was touched.
 
-    Each file has a page cache of its own, and which of them a start read the data cannot tell. One
-    that is next to other touched files is likelier; of these `most` are kept, else the first.
+    Each file has a page cache of its own, and the data does not show which of them a start read.
+    Those next to other touched files are likelier: `most` of these are kept, else the first file.
     """
     groups: dict[tuple[bytes, int], list[File]] = {}
     for file in files.files:
@@ -132,7 +132,7 @@ def build_pack(
     with tempfile.TemporaryFile(prefix="bootseer-pack-", dir=spool_dir) as spool:
         frames: list[Frame] = []
         offset = 0
-        for extents, stored in zip(plan, _packed(plan, read_raw, threads, level), strict=True):
+        for extents, stored in zip(plan, _pack_frames(plan, read_raw, threads, level), strict=True):
             warm = warm_of(files.ranges(extents), paths)
             digest = hashlib.sha256(stored).digest()
             frames.append(Frame(offset, len(stored), digest, extents, warm))
@@ -143,7 +143,7 @@ def build_pack(
         return _write(meta, table, trace.size_bytes, index, spool, out, level)
 
 
-def _packed(
+def _pack_frames(
     plan: Sequence[tuple[Extent, ...]], read_raw: ReadRaw, threads: int, level: int
 ) -> Iterator[bytes]:
     """The frames' stored bytes in order: read by the caller's thread, compressed by others."""
@@ -155,14 +155,14 @@ def _packed(
             for extent in extents:
                 read_raw(extent.offset, raw[at : at + extent.length])
                 at += extent.length
-            flying.append(pool.submit(_compressed, raw, level))
+            flying.append(pool.submit(_compress_frame, raw, level))
             if len(flying) >= threads * _AHEAD:
                 yield flying.popleft().result()
         while flying:
             yield flying.popleft().result()
 
 
-def _compressed(raw: memoryview, level: int) -> bytes:
+def _compress_frame(raw: memoryview, level: int) -> bytes:
     # A compressor belongs to one thread at a time; a new one costs nothing compared with a frame.
     return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(raw)
 

@@ -69,7 +69,7 @@ def covered_bytes(extents: Iterable[tuple[int, int]]) -> int:
     return sum(extent.length for extent in union(extents))
 
 
-def aligned(
+def align(
     extents: Iterable[tuple[int, int]], size_bytes: int, grain_bytes: int = PAGE_BYTES
 ) -> list[Extent]:
     """The whole grains (pages, blocks) that they touch, cut off at the object's size, as a set."""

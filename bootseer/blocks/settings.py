@@ -29,9 +29,9 @@ class FetchSettings:
     """How long a read by `Fetcher.hold` waits in an outage.
 
     One begins when such a read has failed at its deadline and nothing has come from the store
-    since, and ends when none has failed for as long as the deadline: an outage is waited for once,
-    not once a read. Some of the requests go on for no reader, so that a store which is back is
-    noticed also where its first byte takes longer than that.
+    since, and ends when none has failed for as long as the deadline. So one read waits the full
+    deadline in an outage, not each. Some requests go on after their readers failed, to notice that
+    the store works again even where its first byte takes longer than reads wait.
     """
     stall_s: float = 15.0
     """How long a request may stand still."""
@@ -52,7 +52,7 @@ class FetchSettings:
     suspect_s: float = 30.0
     """How long a replica that hung or failed is passed over."""
     least_range_bytes: int = 1 << 20
-    """Shorter requests are not made where longer ones would do: their latency would rule."""
+    """Requests are not made shorter where longer ones will do: they would mostly be latency."""
     cache_streams: int = 4
     """Threads that read one object of the node cache."""
     idle_s: float = 30.0

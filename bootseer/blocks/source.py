@@ -37,11 +37,11 @@ class BlockSource(Protocol):
     """What is read, for the statistics: see `blocks.stats`."""
 
     volatile: bool = False
-    """The blocks have no digests, so that the source itself must see each one that it serves.
+    """The blocks have no digests, so the source itself must see each block that it serves.
 
-    Such an object may be replaced while it is read, and its source warns its readers by what
-    `open_block` was given. What one source let through is no answer for another, of the same key
-    or not, and blocks from the node cache go through `open_block` as those from the store do.
+    Such an object may be replaced while it is read; its source detects that by what `open_block`
+    was given. Blocks that one source has passed are not reused for another, even of the same key,
+    and blocks from the node cache go through `open_block` like those from the store.
     """
 
     has_raw_digests: bool = False

@@ -1,8 +1,8 @@
 """The block table: where each block of an object is stored, how, and what it must be.
 
-docs/blocks.md has the bytes. A table is parsed under limits and checked as a whole; the blocks it
-tells of are checked one by one against their digests, which are those of the raw bytes, so that a
-block is verified end to end whatever stored or packed it.
+docs/blocks.md has the bytes. A table is parsed under limits and checked as a whole. Its blocks are
+checked one by one against their digests, which are those of the raw bytes, so that a block is
+verified end to end, however it was stored or packed.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def key_of(table_digest: str) -> str:
 
 
 def identity_of_table(table_digest: str, data: bytes) -> Identity:
-    """Under what the node cache keeps the object of a table, without reading the table whole.
+    """The node cache's identity of a table's object, without reading the whole table.
 
-    Raises CorruptDataError for what is no table.
+    Raises CorruptDataError where it is no table.
     """
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise CorruptDataError("these bytes are no block table")
@@ -230,7 +230,7 @@ def _check(
     end = max(map(int.__add__, offsets, lengths), default=0)
     longest = max(lengths, default=1)
     if end != stored_bytes or stored_bytes >= 1 << 63 or min(lengths, default=1) == 0:
-        raise CorruptDataError(f"{name} tells of blocks outside the object that stores them")
+        raise CorruptDataError(f"{name} lists blocks outside the object that stores them")
     if longest > most_stored_bytes(block_bytes) or codecs.strip(bytes(Codec)):
         raise CorruptDataError(f"{name} has a block stored in a way that none can be")
 
@@ -287,7 +287,7 @@ def pack(raw: memoryview | bytes, level: int = 3) -> tuple[Codec, bytes]:
 class TableSource(BlockSource):
     """An object that a table describes and one object of a store holds.
 
-    `stretches` tell where that object's bytes lie (`Store.places`), in order, if the caller asked.
+    `stretches` say where that object's bytes lie (`Store.places`), in order, if the caller asked.
     """
 
     has_raw_digests = True

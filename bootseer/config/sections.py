@@ -105,7 +105,7 @@ class DepsSettings:
     sign_key: str = _setting("", "File with the key that snapshots are signed and checked with.")
     allow_setuid: bool = _setting(False, "Whether a restore keeps setuid and setgid bits.")
     max_age_days: float = _setting(
-        7.0, "Age at which a snapshot of unpinned requirements is made anew.", minimum=0.0
+        7.0, "Age at which a snapshot of unpinned requirements is made again.", minimum=0.0
     )
 
 
@@ -164,7 +164,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """`[image]`: the image's files that a start reads, read ahead beside the job by their trace.
+    """`[image]`: the image's files that a start reads, read ahead during the job by their trace.
 
     Nothing waits for it and nothing depends on it; it needs no privilege."""
 
@@ -176,7 +176,7 @@ class ImageSettings:
     )
     image: str = _setting(
         "",
-        "What the image is called there, best its digest. Empty: told from its directories, the "
+        "The image's name there, best its digest. Empty: derived from its directories, the "
         "same on every node.",
     )
     workload: str = _setting(

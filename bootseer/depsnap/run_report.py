@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """A `Progress` for callers who give none."""
+    """A `Progress` for callers that give none."""
 
     def command_began(self) -> None:
         """Does nothing."""

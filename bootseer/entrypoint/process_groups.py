@@ -19,7 +19,7 @@ MARKER = "BOOTSEER_PART_ID"
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL: time to release a lease and to undo what is half done."""
 
-_SOCKET_FD = 3  # as in `child`
+_SOCKET_FD = 3  # as in `part_process.SOCKET_FD`
 
 
 class ProcessGroup:

@@ -36,11 +36,11 @@ _time_ns, _monotonic_ns = time.time_ns, time.monotonic_ns
 _forks = [0]  # how many forks lie between this process and the one that imported this module
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     _forks[0] += 1
 
 
-os.register_at_fork(after_in_child=_forked)  # cheaper than a getpid() for each event
+os.register_at_fork(after_in_child=_reset_after_fork)  # cheaper than a getpid() for each event
 
 
 def resource_from_environment(environ: Environ | None = None) -> dict[str, Any]:

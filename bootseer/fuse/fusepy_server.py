@@ -105,11 +105,11 @@ class _Paths:
         self._operations.destroy()
 
     def getattr(self, path: str, info: Any = None) -> dict[str, int]:
-        with self._walked(path) as attr:
+        with self._hold_walked(path) as attr:
             return _stat_of(attr)
 
     def readlink(self, path: str) -> str:
-        with self._walked(path) as attr:
+        with self._hold_walked(path) as attr:
             return self._operations.readlink(attr.inode).decode(ENCODING)
 
     def opendir(self, path: str) -> int:
@@ -119,7 +119,7 @@ class _Paths:
         return 0
 
     def readdir(self, path: str, number: int) -> list[tuple[str, dict[str, int] | None, int]]:
-        with self._walked(path) as attr:
+        with self._hold_walked(path) as attr:
             entries = self._operations.readdir(attr.inode)
         named = [
             (e.name.decode(ENCODING), _stat_of(e.attr) if e.attr.mode else None, 0) for e in entries
@@ -179,11 +179,11 @@ class _Paths:
         }
 
     def getxattr(self, path: str, name: str, position: int = 0) -> bytes:
-        with self._walked(path) as attr:
+        with self._hold_walked(path) as attr:
             return self._operations.getxattr(attr.inode, name.encode(ENCODING))[position:]
 
     def listxattr(self, path: str) -> list[str]:
-        with self._walked(path) as attr:
+        with self._hold_walked(path) as attr:
             return [name.decode(ENCODING) for name in self._operations.listxattr(attr.inode)]
 
     def _walk(self, path: str) -> Attr:
@@ -205,7 +205,7 @@ class _Paths:
             self._operations.forget(attr.inode, 1)
 
     @contextlib.contextmanager
-    def _walked(self, path: str) -> Iterator[Attr]:
+    def _hold_walked(self, path: str) -> Iterator[Attr]:
         """`_walk` for the time of a block."""
         attr = self._walk(path)
         try:

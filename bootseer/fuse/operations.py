@@ -76,7 +76,7 @@ class Reply(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """True once the reader was killed and no longer wants the bytes."""
+        """True once the reader was killed and no longer needs the bytes."""
 
 
 class Later(Protocol):
@@ -138,7 +138,7 @@ class Operations(ABC):
         """
 
     def release(self, inode: Inode, handle: Handle) -> None:
-        """The kernel closed a handle."""
+        """Called when the kernel has closed a handle."""
 
     @abstractmethod
     def statfs(self) -> tuple[int, int, int, int]:
@@ -151,19 +151,19 @@ class Operations(ABC):
         return ()
 
     def add_references(self, inodes: Iterable[Inode]) -> None:
-        """A listing gave the kernel a reference to each of these, as `lookup` does."""
+        """Count one more reference to each of these, which a listing gave the kernel."""
 
     def forget(self, inode: Inode, count: int) -> None:
-        """The kernel dropped `count` references, which may be more than this process gave it."""
+        """Drop `count` references of the kernel, which may be more than this process gave it."""
 
     def before_unmount(self) -> None:
-        """The server ends: called before it unmounts, or after others have unmounted.
+        """Called when the server ends: before it unmounts, or after others have unmounted.
 
         `fusepy_server` does not call it: there libfuse unmounts.
         """
 
     def destroy(self) -> None:
-        """The mount has ended: no request follows."""
+        """Called when the mount has ended: no request follows."""
 
 
 class WritableOperations(Operations):
@@ -183,7 +183,7 @@ class WritableOperations(Operations):
         """
 
     def flush(self, inode: Inode, handle: Handle, *, owner: int = 0, thread: int = 0) -> None:
-        """A descriptor was closed, whose `close` reports errors of writing. `owner` as in `write`.
+        """A descriptor is being closed; its `close` reports errors. `owner` as in `write`.
 
         `thread` closes it, by its id in our PID namespace; 0 where it has none there.
         """
@@ -191,7 +191,7 @@ class WritableOperations(Operations):
     def fsync(self, inode: Inode, handle: Handle) -> None: ...
 
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
-        """Room is wanted for bytes that will be written; as fallocate(2)."""
+        """Reserve room for bytes that will be written; as fallocate(2)."""
         raise FileSystemError(errno.ENOSYS)
 
     @abstractmethod

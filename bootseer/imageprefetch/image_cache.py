@@ -103,14 +103,14 @@ class ImageCache:
     def _pin_path(self, name: str) -> str:
         return os.path.join(self.folder, "pins", digest_of(name.encode()).partition(":")[2])
 
-    def pinned(self, name: str) -> str:
+    def read_pin(self, name: str) -> str:
         """The digest that a name had; "" where it was never looked up."""
         pin = _read_json(self._pin_path(name))
         return str(pin.get("digest", "")) if pin.get("name") == name else ""
 
     def pin(self, name: str, digest: str) -> None:
         """Remember what a name stands for; raises NoSpaceError and the like."""
-        if self.pinned(name) != digest:
+        if self.read_pin(name) != digest:
             _write(self._pin_path(name), json.dumps({"name": name, "digest": digest}).encode())
 
     # --- damage --------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class ImageCache:
         with contextlib.suppress(BootseerError):  # then the next mount finds out by itself
             _write(self._damage_path(digest), json.dumps({"block_image": block_image}).encode())
 
-    def condemned(self, digest: str) -> str:
+    def find_condemned(self, digest: str) -> str:
         """The block image that was found wrong within `CONDEMNED_S`; "" for none."""
         path = self._damage_path(digest)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import DeadlineError, from_os_error
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import Store
 
 RETRY_S = 30.0
@@ -163,7 +163,7 @@ class _Transfer:
                     offset = None if self._stopped else next(self._offsets, None)
                 if offset is None:
                     return
-                retrying(lambda at=offset: self._fetch_range(at), retry_s=RETRY_S)  # type: ignore[misc]
+                retry_call(lambda at=offset: self._fetch_range(at), retry_s=RETRY_S)  # type: ignore[misc]
         except BaseException as error:  # a thread's would be lost; `run` raises it
             self._errors.append(error)
 

@@ -297,24 +297,24 @@ def _decode(generation: int, data: bytes) -> Held:
         owner = body["owner"]
         return Held(
             generation=generation,
-            token=_typed(body["token"], str),
-            beat=_typed(body["beat"], int),
-            released=_typed(body["released"], bool),
+            token=_check_type(body["token"], str),
+            beat=_check_type(body["beat"], int),
+            released=_check_type(body["released"], bool),
             held_s=float(body["held_s"]),
             owner=Owner(
-                host=_typed(owner["host"], str),
-                boot_id=_typed(owner["boot_id"], str),
-                pid_namespace=_typed(owner["pid_namespace"], str),
-                pid=_typed(owner["pid"], int),
-                started_ticks=_typed(owner["started_ticks"], int),
+                host=_check_type(owner["host"], str),
+                boot_id=_check_type(owner["boot_id"], str),
+                pid_namespace=_check_type(owner["pid_namespace"], str),
+                pid=_check_type(owner["pid"], int),
+                started_ticks=_check_type(owner["started_ticks"], int),
             ),
-            info=_typed(body["info"], dict),
+            info=_check_type(body["info"], dict),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptDataError(f"lease generation {generation} is damaged: {error}") from error
 
 
-def _typed(value: object, kind: type[T]) -> T:
+def _check_type(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value

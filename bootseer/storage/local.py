@@ -252,7 +252,7 @@ class LocalWriter(Committing):
         try:
             self._draft.write(data)
         except OSError as error:
-            raise self._mapped(error) from error
+            raise self._map_error(error) from error
 
     def close(self) -> None:
         if not self._open:
@@ -261,13 +261,13 @@ class LocalWriter(Committing):
         try:
             self._draft.publish()
         except OSError as error:
-            raise self._mapped(error) from error
+            raise self._map_error(error) from error
 
     def abort(self) -> None:
         self._open = False
         self._draft.discard()
 
-    def _mapped(self, error: OSError) -> Exception:
+    def _map_error(self, error: OSError) -> Exception:
         return from_os_error(error, f"write {self._name} in {self._store.url}")
 
 

@@ -83,7 +83,7 @@ def another(error: E) -> E:
     return fresh
 
 
-def retrying(call: Callable[[], T], *, retry_s: float) -> T:
+def retry_call(call: Callable[[], T], *, retry_s: float) -> T:
     """Return what `call` returns, trying again on StoreUnavailableError and DeadlineError.
 
     Between tries it waits for `backoff_s`. No try starts later than `retry_s` after the first one;

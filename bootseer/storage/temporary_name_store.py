@@ -32,7 +32,7 @@ COPY_BYTES = 8 << 20
 
 
 class NewObjectWriter(ObjectWriter, Protocol):
-    """A writer that may be told to leave an existing object alone."""
+    """A writer that can be made to leave an existing object alone."""
 
     created: bool
     """Whether `close` gave the object its name; false when the name was taken."""

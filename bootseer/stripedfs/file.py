@@ -114,7 +114,7 @@ class StripedFile(io.RawIOBase):
 
     def _read_at(self, offset: int, buffer: WriteableBuffer) -> int:
         view, offset = writable(buffer), operator.index(offset)
-        source, fetcher, ahead = self._ready()
+        source, fetcher, ahead = self._ensure_open()
         wanted = min(len(view), source.size_bytes - offset)
         if offset < 0:
             raise ValueError(f"a file has no byte {offset}")
@@ -238,7 +238,7 @@ class StripedFile(io.RawIOBase):
                 _dropped.append(resources)
 
     def _detach(self) -> _Resources:
-        """What must be released with the file; nothing of it the second time."""
+        """Take what must be released with the file; nothing is left for a second call."""
         ahead, self._ahead = self._ahead, None
         store = self._source.store if self._own_store and not self.closed else None
         return _Resources(self._pid, self._source, self._fetcher, ahead, store)
@@ -255,7 +255,7 @@ class StripedFile(io.RawIOBase):
         if self.closed:
             raise ValueError("the file is closed")
 
-    def _ready(self) -> tuple[FileSource, Fetcher, ReadAhead]:
+    def _ensure_open(self) -> tuple[FileSource, Fetcher, ReadAhead]:
         """The source, fetcher and read-ahead of this process."""
         self._check()
         _release_dropped()

@@ -54,15 +54,15 @@ def acquire(
     `flags` are added to those of open(2). Raises OSError; for the rest see `lock`.
     """
     flags |= os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-    return _locked(os.open(path, flags, mode), limit_s, waiting)
+    return _lock_opened(os.open(path, flags, mode), limit_s, waiting)
 
 
 def acquire_directory(path: str, *, limit_s: float | None = None) -> FileLock:
     """Open an existing directory and lock it exclusively. Raises OSError; see `lock`."""
-    return _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), limit_s)
+    return _lock_opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), limit_s)
 
 
-def _locked(
+def _lock_opened(
     descriptor: int, limit_s: float | None, waiting: Callable[[], None] | None = None
 ) -> FileLock:
     try:

@@ -1,4 +1,4 @@
-"""Chance for waits and choices; `random` takes a millisecond to import: only who uses it does."""
+"""Random numbers for waits and choices; `random`, slow to import, is imported on first use."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def open_to_read(path: str, flags: int = 0, *, dir_fd: int | None = None) -> int
     Raises OSError: ENXIO for a FIFO, a socket or a device, else that of open(2), to which `flags`
     are more flags.
     """
-    # A look first: who opens a FIFO and leaves takes what its writer meant for another reader.
+    # A look first: to open a FIFO and close it takes bytes that another reader should get.
     follow = not flags & os.O_NOFOLLOW
     _refuse(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
     flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK

@@ -1,4 +1,4 @@
-"""Background fill: the rest of an image into the node cache, when nothing else wants the link."""
+"""Background fill: the rest of an image into the node cache, while the link is not needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bootseer.errors import BootseerError
 from bootseer.system import file_lock
 
 STEP_BYTES = 4 << 20
-START_STEP_BYTES = 1 << 20  # who reads again in the middle of a start shares the link with no more
+START_STEP_BYTES = 1 << 20  # at most this competes with a program that reads in mid-start
 FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
@@ -29,7 +29,7 @@ TURN_S = 2.0  # between looks whether another server of the image has ended
 class Fill:
     """Fetches what the cache lacks, from front to back.
 
-    `busy` tells what is read meanwhile, and `over` whether the start is.
+    `busy` returns what is read meanwhile, `over` whether the start is over.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Fill:
         self.filled_bytes = 0
 
     def run(self, say: Callable[[str], None], whole: Callable[[], bool]) -> None:
-        """Until all blocks are there, the cache takes no more, or `close`; tells why it rests.
+        """Fill until all blocks are there, the cache takes no more, or `close`; reports pauses.
 
-        `whole` is called once all are there, while no other server fills; False when some of them
-        were wrong, and are to be fetched again.
+        `whole` is called once all are there, while no other server fills; it returns False when
+        some of them were wrong and must be fetched again.
         """
         with self._turn() as ours:
             for _ in range(FILLS if ours else 0):
@@ -64,11 +64,11 @@ class Fill:
                     return
 
     def _all(self, say: Callable[[str], None]) -> bool:
-        """Fetch all that is missing; whether nothing is any more."""
-        with self._opened() as cached:
+        """Fetch all that is missing; returns whether nothing is missing any more."""
+        with self._open_cached() as cached:
             before = count = block_count(self._source)
             while self._pass(cached, count, say):
-                left = _missing(cached, count)
+                left = _count_missing(cached, count)
                 if not left:
                     return True
                 if 2 * left > before:
@@ -77,8 +77,8 @@ class Fill:
                 before = left
             return False
 
-    def _opened(self) -> CachedObject:
-        """The image in the cache; one that somebody evicts at the moment may be had soon."""
+    def _open_cached(self) -> CachedObject:
+        """Open the image in the cache; tries again where it is just being evicted."""
         for number in range(FAULTS):
             cached = self._cache.open(self._source)
             hopeless = self._cache.stopped or not self._source.key
@@ -88,15 +88,15 @@ class Fill:
         return cached
 
     def _pass(self, cached: CachedObject, count: int, say: Callable[[str], None]) -> bool:
-        """Fetch what is missing, from front to back; False where there is no sense in going on."""
+        """Fetch what is missing, from front to back; False where going on would be useless."""
         first, faults, refused = 0, 0, 0
         while first < count and not self._closing.is_set():
             missing = cached.missing(first, min(1024, count - first))
             if not missing:
                 first += 1024
                 continue
-            # What is fetched and finds no place would be fetched for nothing. A frozen image
-            # takes nothing, but may be whole, and is then to be verified again.
+            # Blocks for which there is no room would be fetched in vain. A frozen image takes
+            # none, but may be complete, and must then be verified again.
             if not cached.storing or refused == FAULTS:
                 say("filling the cache ends: it takes no more of this image")
                 return False
@@ -106,7 +106,7 @@ class Fill:
             run = _run_of(missing, self._room())
             if self._step(run):
                 first, faults = run[-1] + 1, 0
-                refused = 0 if self._stored(cached, run) else refused + 1
+                refused = 0 if self._await_stored(cached, run) else refused + 1
                 continue
             faults += 1
             if faults == FAULTS:
@@ -115,10 +115,11 @@ class Fill:
                 return False
         return not self._closing.is_set()
 
-    def _stored(self, cached: CachedObject, run: list[int]) -> bool:
-        """Wait until what came is stored, which is a moment after it came; whether any of it is.
+    def _await_stored(self, cached: CachedObject, run: list[int]) -> bool:
+        """Wait until fetched blocks are stored, shortly after arrival; returns whether any is.
 
-        What had come earlier and was not kept then, the fetcher stores no more: that is done here.
+        The fetcher does not store blocks again that had arrived earlier and were not kept: they
+        are stored here.
         """
         left, pause_s = run, 0.001
         end_s = time.monotonic() + STORED_S
@@ -159,7 +160,7 @@ class Fill:
             except BlockingIOError:
                 self._closing.wait(TURN_S)
                 continue
-            except OSError:  # there is none, or the cache takes nothing, as is reported elsewhere
+            except OSError:  # no such folder, or an unusable cache, which is reported elsewhere
                 yield True
                 return
             with lock:
@@ -202,12 +203,12 @@ class Fill:
         self._closing.set()
 
 
-def _missing(cached: CachedObject, count: int) -> int:
+def _count_missing(cached: CachedObject, count: int) -> int:
     return sum(len(cached.missing(at, min(1024, count - at))) for at in range(0, count, 1024))
 
 
 def _run_of(missing: list[int], room: int) -> list[int]:
-    """The first blocks that stand side by side, `room` at most."""
+    """The first run of neighbouring blocks, `room` at most."""
     run = missing[:1]
     for index in missing[1:room]:
         if index != run[-1] + 1:

@@ -1,8 +1,8 @@
 """A hot set that is most of its image: its blocks fetched whole, in order and in parallel.
 
-That is the quickest way as long as programs follow the order. A program that does not would find
-the link and the processors busy with what it does not want: as long as its reads miss what comes
-next, fetching stands still.
+That is the quickest way as long as programs follow the order. For a program that does not, the link
+and the processors would be busy with blocks that it does not need: as long as its reads differ from
+what comes next, fetching pauses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bootseer.blocks.trace.replay import Prefetcher, Replay
 from bootseer.blocks.trace.trace_file import Touched, Trace
 
 WINDOW_BYTES = 16 << 20
-NEAR_BYTES = 64 << 20  # a read of what is so close ahead follows the order
+NEAR_BYTES = 64 << 20  # a read no further ahead than this follows the order
 PAUSE_S = 0.25
 _POLL_S = 0.005
 
@@ -57,8 +57,8 @@ class WholeFetch:
         """Why it ended early; "" when it did not."""
         return self._replay.failed
 
-    def missed(self, offset: int) -> None:
-        """A program waits for this byte; quick, from any thread."""
+    def note_miss(self, offset: int) -> None:
+        """Note that a program waits for this byte; quick, from any thread."""
         at = bisect.bisect_right(self._starts, offset) - 1
         if at >= 0:
             start, length, before = self._rows[at]
@@ -69,7 +69,7 @@ class WholeFetch:
 
     @property
     def holds(self) -> bool:
-        """Whether programs have just read something else than what comes next."""
+        """Whether programs have just read something other than what comes next."""
         return self._clock() - self._strayed_s < PAUSE_S
 
     def run(self) -> None:

@@ -1,8 +1,9 @@
 """Where the bytes of an image's data file come from, and what its reads cost.
 
-`Frames` holds the hot pages in memory: frames that arrive one behind the other, and who waits for
-them. A frame is *coming* until it arrives, then *here*, and *gone* when it was dropped, or will
-never come. What is gone is read as any other block of the image: `Bytes` has both.
+`Frames` holds the hot pages in memory: frames, which arrive one after the other, and the reads that
+wait for them. A frame is *coming* until it arrives, then *here*, and *dropped* once its memory was
+freed or it is known that it will never arrive. Bytes of a dropped frame are read like any other
+block of the image; `Bytes` combines both ways.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 FAR_BYTES = 8 << 20
 """A frame that lies further down the stream is not waited for: a request of its own is quicker."""
 FITTING_MISSES = 16
-"""Reads beside a hot set, those that wait for their blocks counted twice; one of another start has
-more."""
+"""Reads outside of a hot set, each that waits for its block counted twice. More of them show that
+this start differs from those that the hot set was made of."""
 
 Resume = Callable[[], None]
 
 
 class Touches(Protocol):
-    """Who wants to know what programs read."""
+    """Receives what programs read."""
 
     def touch(self, offset: int, length: int) -> None:
         """A program read these bytes of the data."""
@@ -79,7 +80,7 @@ class Cold(NamedTuple):
 class Frames:
     """The frames of one pack. `memory_bytes` bounds what is here and not dropped yet.
 
-    All methods may be called from any thread; those who waited are answered outside the lock.
+    All methods may be called from any thread; waiting reads are resumed outside the lock.
     """
 
     def __init__(self, index: Index, *, memory_bytes: int, far_bytes: int = FAR_BYTES) -> None:
@@ -134,7 +135,7 @@ class Frames:
             elif at + 1 < len(starts):
                 stop = min(end, starts[at + 1])
             last = out[-1] if out else None
-            if isinstance(last, Cold):  # neighbours in two frames that are gone
+            if isinstance(last, Cold):  # neighbours in two frames that were dropped
                 out[-1] = Cold(last.offset, stop - last.offset)
             else:
                 out.append(Cold(offset, stop - offset))
@@ -145,15 +146,15 @@ class Frames:
         return self._behind[number] - self._received_bytes > self._far_bytes
 
     def wait(self, number: int, resume: Resume) -> bool:
-        """Have `resume` called when a frame is here or gone; False when it is so already."""
+        """Have `resume` called when a frame is here or dropped; False when it is so already."""
         with self._changed:
             if not self._coming[number]:
                 return False
             self._waiting.setdefault(number, []).append(resume)
             return True
 
-    def arrived(self, number: int, data: bytes | memoryview) -> None:
-        """A frame's raw bytes, verified. Answers who waited, in this thread."""
+    def add_frame(self, number: int, data: bytes | memoryview) -> None:
+        """Take a frame's verified raw bytes; resumes the reads that wait for it, in this thread."""
         with self._changed:
             if not self._coming[number]:
                 return
@@ -164,7 +165,7 @@ class Frames:
         self._settle(number)
 
     def stand_still(self) -> None:
-        """Nothing arrives at present: until something does, no read should wait for it."""
+        """Let no read wait for a frame until something arrives again."""
         with self._changed:
             self._stands_still = True
             waiting = [one for some in self._waiting.values() for one in some]
@@ -181,10 +182,10 @@ class Frames:
             self._changed.notify_all()
         self._settle(number)
 
-    def warmed(self, number: int) -> None:
-        """The kernel was asked to read a frame's pages ahead: it may go when memory is wanted.
+    def note_warmed(self, number: int) -> None:
+        """Note that the kernel was asked to read a frame's pages; it may be dropped for memory.
 
-        Those reads come later than the telling returns, so a frame stays as long as there is room.
+        The kernel's reads come after its call has returned, so a frame stays while there is room.
         """
         with self._changed:
             self._warmed.append(number)
@@ -227,7 +228,7 @@ class Frames:
                 self.drop(number)
 
     def close(self) -> None:
-        """Nobody waits for anything any more."""
+        """End all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -238,9 +239,8 @@ class Bytes:
     """Where the data's bytes come from, once it is known: `frames` first, then `fetcher`.
 
     `opening` gives the fetcher and its source when they are first needed: the hot set may be
-    under way before anybody has parsed the block table. With `read_ahead`, blocks behind those
-    that are read one after the other are fetched ahead; it begins by itself when programs want
-    much that the hot set lacks.
+    under way before the block table is parsed. With `read_ahead`, blocks that follow sequential
+    reads are fetched ahead; this begins by itself when programs read much that the hot set lacks.
     """
 
     def __init__(
@@ -251,14 +251,14 @@ class Bytes:
         self._opening = opening
         self._opened: tuple[Fetcher, BlockSource] | None = None
         self.read_ahead = False
-        self.straight: DirectReads | None = None  # of the node cache, once it is open
+        self.direct_reads: DirectReads | None = None  # of the node cache, once it is open
         self._ahead: ReadAhead | None = None
         self._missed = 0
 
     def hold(
         self, offset: int, length: int, deliver: Deliver, priority: Priority
     ) -> HeldBytes | None:
-        """`Fetcher.hold` of the data, and what is best fetched with it."""
+        """As `Fetcher.hold` for the data; also fetches ahead where that pays."""
         fetcher, source = self._open()
         if not self.read_ahead and priority is Priority.DEMAND:
             self._missed += 1
@@ -270,11 +270,11 @@ class Bytes:
             self._missed += 1
         return held
 
-    def kept(self, offset: int, length: int) -> memoryview | None:
+    def read_cached(self, offset: int, length: int) -> memoryview | None:
         """Bytes that are verified in the node cache; they hold until this thread asks again."""
-        straight = self.straight
-        view = straight.read(offset, length) if straight is not None else None
-        if view is not None and self.read_ahead and straight and not straight.marks.whole:
+        direct_reads = self.direct_reads
+        view = direct_reads.read(offset, length) if direct_reads is not None else None
+        if view is not None and self.read_ahead and direct_reads and not direct_reads.marks.whole:
             self._fetch_ahead(offset, length)
         return view
 

@@ -223,7 +223,7 @@ class DataFile(Operations):
         warms = self._count(offset, length, later)
         source = self._source
         if source is not None and offset + length <= source.data_bytes:
-            view = source.kept(offset, length)
+            view = source.read_cached(offset, length)
             if view is not None:
                 return view
             pieces = source.frames.pieces(offset, length)
@@ -241,7 +241,7 @@ class DataFile(Operations):
     # --- inside ----------------------------------------------------------------------------
 
     def _count(self, offset: int, length: int, later: Later) -> bool:
-        """Count a read, and record it as a touch unless it warms; whether it does."""
+        """Count a read, and record it as a touch unless it warms; returns whether it warms."""
         touches, warms = self._touches, False
         if self._warming_threads or touches is not None:  # else it makes no difference
             thread = later.thread
@@ -285,7 +285,7 @@ class DataFile(Operations):
             return self._source
 
     def _begin_cold_wait(self) -> None:
-        """With the lock of the read held, as `_end_cold_wait`: none ends before it is counted."""
+        """Call it with the read's lock held, as `_end_cold_wait`: no wait ends uncounted."""
         with self._lock:
             self._cold_waits += 1
 

@@ -1,4 +1,4 @@
-"""How an image is filled, and what is read meanwhile; needed long before the fill itself."""
+"""The settings of a fill, and the reads that it yields to; a module that imports no fill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class FillSettings:
     """`rate_bytes_s` bounds the fill (0 = as fast as it can).
 
     It waits until no read came for `quiet_s`, or for `start_quiet_s` while a start may still be
-    under way. `lock` is a file by which one server of a node fills at a time ("": none).
+    under way. `lock` is a file that the servers of a node lock, so that one of them fills at a
+    time ("": none).
     """
 
     rate_bytes_s: int = 0

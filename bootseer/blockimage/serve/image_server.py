@@ -2,9 +2,9 @@
 
 The order at a start: the data file answers, EROFS is mounted over it, and the caller is answered.
 Only then are the index and the block table read; reads that come meanwhile wait some milliseconds.
-The receiving thread takes frames from the pack's stream, answers who waits for them, and hands
-them to the warmer. While somebody waits for a cold block the stream stands still: demand has the
-link.
+The receiving thread takes frames from the pack's stream, resumes the reads that wait for them, and
+hands them to the warmer. While a program waits for a cold block the stream pauses: demand has
+priority on the link.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ROOM_WAIT_S = 10.0
 LATER_READ_AHEAD_KIB, COMPLETE_READ_AHEAD_KIB = 128, 1024
 WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
-DEMAND_PAUSES = 200  # a demand that takes so many has met a fault: the stream goes on
-KEEP_FREE = 0.15  # of the disk: below, a kubelet takes pods from a node, and cannot free this
+DEMAND_PAUSES = 200  # a read that waits longer has met a fault: the stream goes on
+KEEP_FREE = 0.15  # of the disk; with less free, a kubelet evicts pods, and it cannot free the cache
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
-"""Told a kind of fault and its text."""
+"""Receives a kind of fault and its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +124,13 @@ class ImageServer:
             frames.give_up()
         else:
             self._start_warmer(target, index)
-        supply = Bytes(self.image.data_bytes, frames, self.opened)
-        supply.read_ahead = not index.frames  # what starts read is known, or it has to be guessed
+        supply = Bytes(self.image.data_bytes, frames, self.open_data)
+        supply.read_ahead = not index.frames  # without a hot set, what follows has to be guessed
         self._supply = supply
         self._file.supply(supply, self._on_miss if index.fetch else None)
         self._thread(lambda: self._run(index), "image-hot")
 
-    def opened(self) -> tuple[Fetcher, BlockSource]:
+    def open_data(self) -> tuple[Fetcher, BlockSource]:
         """The fetcher and the data's blocks; made when they are first asked for."""
         with self._lock:
             if self._closed:
@@ -166,21 +166,21 @@ class ImageServer:
         """What reads cost so far."""
         return self._file.reads
 
-    def fetched(self) -> Counters:
+    def count_fetched(self) -> Counters:
         """What the fetcher has brought so far."""
         from bootseer.blocks.stats import Counters
 
         return self._fetcher.stats.total() if self._fetcher is not None else Counters()
 
     def give_up(self, stalled_s: float) -> None:
-        """Fail the reads that have waited so long while nothing came: see `Fetcher.give_up`."""
+        """Fail reads that have waited `stalled_s` without any bytes; see `Fetcher.give_up`."""
         with self._lock:
             fetcher = None if self._closed else self._fetcher
         if fetcher is not None:
             fetcher.give_up(stalled_s)
 
     def start_is_over(self) -> None:
-        """Nothing is recorded any more: the kernel may read ahead as it does elsewhere."""
+        """Stop recording: from now on the kernel may read ahead as it does elsewhere."""
         self._recorded, self._start_over = False, True
         self._read_ahead()
 
@@ -213,7 +213,7 @@ class ImageServer:
         except OSError as error:
             self._say("warm", f"the page cache cannot be warmed: {error}")
             return
-        made = page_cache_warmer.Warmer(root, index, frames.warmed, finished=self._all_warmed)
+        made = page_cache_warmer.Warmer(root, index, frames.note_warmed, finished=self._all_warmed)
         made.start()
         self._file.set_warming_threads(made.thread_ids)
         self._warmer = made
@@ -236,7 +236,7 @@ class ImageServer:
             elif index.fetch:
                 self._fetch(index)
             else:
-                self.opened()  # nothing is hot: who asks next should find it ready
+                self.open_data()  # nothing is hot: be ready for the first read
         except Exception as error:  # a border: readers go on by their own requests
             self._say("replay", f"the hot set was not replayed whole: {error}")
         finally:
@@ -308,11 +308,11 @@ class ImageServer:
             if self.image.frames is not None:
                 self.image.frames.spoil()
             return
-        frames.arrived(number, raw)
+        frames.add_frame(number, raw)
         if self._warmer is not None:
             self._warmer.put(number)
         else:
-            frames.warmed(number)
+            frames.note_warmed(number)
 
     def _yield_to_demand(self) -> None:
         for _ in range(DEMAND_PAUSES):
@@ -324,7 +324,7 @@ class ImageServer:
         """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
         from bootseer.blockimage.serve.bulk_fetch import WholeFetch
 
-        fetcher, source = self.opened()
+        fetcher, source = self.open_data()
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
         whole = self._whole = WholeFetch(fetcher, source, index.fetch, most_bytes=most)
         whole.run()
@@ -333,14 +333,14 @@ class ImageServer:
 
     def _on_miss(self, offset: int) -> None:
         if self._whole is not None:
-            self._whole.missed(offset)
+            self._whole.note_miss(offset)
 
     def _start_fill(self) -> None:
         if self._closed or not self.settings.cache_dir:
             return
-        fetcher, source = self.opened()
+        fetcher, source = self.open_data()
         if self._supply is not None:
-            self._supply.straight = fetcher.direct_reads(source)
+            self._supply.direct_reads = fetcher.direct_reads(source)
         cache = self._cache
         if cache is None or self.settings.fill is None:
             return
@@ -357,11 +357,13 @@ class ImageServer:
         self._fill.run(lambda text: self._say("fill", text), whole=lambda: self._all_here(source))
 
     def _all_here(self, source: BlockSource) -> bool:
-        """The fill is done: what else is asked for is on this node."""
+        """Use that all bytes are on this node; returns False when some must be fetched again."""
         assert self._fill is not None
         supply = self._supply
-        if supply is not None and supply.straight is None and self._fetcher is not None:
-            supply.straight = self._fetcher.direct_reads(source)  # it could not be opened before
+        if supply is not None and supply.direct_reads is None and self._fetcher is not None:
+            supply.direct_reads = self._fetcher.direct_reads(
+                source
+            )  # it could not be opened before
         self._read_ahead()
         return self._seal(source, self._fill.quiet)
 

@@ -19,7 +19,7 @@ class FrameStream(Protocol):
         """Put the next bytes into `view`; how many, 0 at the end."""
 
     def spoil(self) -> None:
-        """Some of its bytes were wrong: whatever keeps them must not."""
+        """Some of its bytes were wrong: no copy of it may be kept."""
 
     def close(self) -> None:
         """Let go of it; twice is safe."""
@@ -40,8 +40,8 @@ class BlockImage:
 
     `source` opens the data's blocks and `index` reads the hot set's index: both are asked once,
     after the image is mounted, because it can be mounted without them. `frames` is the pack's
-    stream, standing at its first frame; None where there is no hot set. `identity` tells under what
-    the node cache keeps the data: quicker than `source` would.
+    stream, standing at its first frame; None where there is no hot set. `identity` gives the
+    data's name in the node cache, more quickly than `source` would.
     """
 
     meta_path: str

@@ -39,7 +39,7 @@ def clone_mount(path: str) -> int:
     root = clone_tree(path)
     try:
         change_tree(root, add=ATTR_NODEV)
-    except BaseException:  # who asked never had it to close
+    except BaseException:  # the caller never gets it to close
         os.close(root)
         raise
     return root
@@ -48,7 +48,7 @@ def clone_mount(path: str) -> int:
 def open_below(root: int, path: bytes) -> int:
     """Open a file to be read, never leaving the tree, its mount, nor following a link.
 
-    Raises OSError. In a tree of somebody else's, use `open_regular_below`.
+    Raises OSError. In a tree that another user can change, use `open_regular_below`.
     """
     return _open(root, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
 
@@ -116,7 +116,7 @@ class Warmer:
             self._todo.put(None)
 
     def close(self) -> None:
-        """End at once; what is not warmed stays so."""
+        """End at once, without warming the frames that are left."""
         self._closed = True
         self.end()
 
@@ -147,7 +147,7 @@ class Warmer:
             left -= length
             if self._closed or left < 0:
                 return
-            # A file that cannot be opened is read when somebody asks for it, as without us.
+            # A file that cannot be opened is read when a program asks for it, as without us.
             with contextlib.suppress(OSError):
                 fd = self._open(path)
                 try:

@@ -1,7 +1,8 @@
 """A mounted image all of whose bytes are on this node: the kernel reads them without a server.
 
-EROFS has the node cache's own file as its device, which `blocks.cache.sealed_objects` made sure of.
-What the processes here do is warm the hot set; the mount needs none of them, and outlives them.
+EROFS has the node cache's own file as its device; `blocks.cache.sealed_objects` guarantees that it
+is complete and stays unchanged. The processes here only warm the hot set; the mount needs none of
+them, and outlives them.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class CompleteImage:
         return erofs
 
     def begin(self, target: str) -> None:
-        """Warm the hot set in the background; keeps a pack that is not kept here yet."""
+        """Warm the hot set in the background; keeps a pack that is not on this node yet."""
         threading.Thread(
-            target=self._guarded, args=(target,), name="image-hot", daemon=True
+            target=self._run_guarded, args=(target,), name="image-hot", daemon=True
         ).start()
 
-    def _guarded(self, target: str) -> None:
+    def _run_guarded(self, target: str) -> None:
         try:
             self._run(target)
         except (BootseerError, OSError) as error:  # programs read what they need without us
@@ -75,7 +76,7 @@ class CompleteImage:
         self._keep_frames()
 
     def _keep_frames(self) -> None:
-        """Let the stream pass, which keeps what comes from the registry."""
+        """Read the stream to its end, since it keeps what comes from the registry."""
         stream = self.image.frames
         if stream is None:
             return
@@ -85,7 +86,7 @@ class CompleteImage:
                 pass
 
     def give_up(self) -> None:
-        """It could not be mounted so: let go of the data, and leave the image as it was."""
+        """Release the data after a failed mount, and leave the image as it was."""
         self._sealed.close()
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ class Room(Protocol):
     def reserve(self, wanted_bytes: int) -> bool:
         """Whether so many bytes may be written now; quick, never an error."""
 
-    def failed(self, error: OSError) -> bool:
-        """Writing failed; True when there is room now and trying once more makes sense."""
+    def handle_write_fault(self, error: OSError) -> bool:
+        """Handle a failed write; True when there is room now and another try makes sense."""
 
     def count_corrupt(self) -> None:
         """A block did not match its entry and was dropped."""
@@ -80,7 +80,7 @@ class CachedObject(Closing):
         )
 
     def missing(self, first: int, count: int) -> list[int]:
-        """Those of the blocks `[first, first + count)` that are not there."""
+        """Those of `count` blocks from `first` on that are not there; read in one piece."""
         entries = self._while_open(
             lambda: present_index.read_entries(self._present_fd, first, count), None
         )
@@ -90,7 +90,7 @@ class CachedObject(Closing):
         return [first + i for i, start in enumerate(starts) if entries.startswith(ABSENT, start)]
 
     def absent(self, indices: Iterable[int]) -> set[int]:
-        """Those of the blocks that are not there, asked for in runs of neighbours."""
+        """Those of any blocks that are not there; calls `missing` once per run of neighbours."""
         ask = sorted(indices)
         absent: set[int] = set()
         start = 0
@@ -149,12 +149,12 @@ class CachedObject(Closing):
             self._marks.expire()
             made = self._direct_reads() if self._direct_reads is not None else None
             if made is None:
-                present_fd, data_fd = self._duplicated()
+                present_fd, data_fd = self._duplicate_descriptors()
                 made = DirectReads(present_fd, data_fd, identity.block_bytes, self._marks)
                 self._direct_reads = weakref.ref(made)
         return made
 
-    def _duplicated(self) -> tuple[int, int]:
+    def _duplicate_descriptors(self) -> tuple[int, int]:
         """Further descriptors of both files. Raises OSError, also where none can be spared."""
         fds: list[int] = []
         try:
@@ -168,7 +168,7 @@ class CachedObject(Closing):
         return fds[0], fds[1]
 
     def store(self, index: int, raw: memoryview) -> bool:
-        """Keep a verified block, if there is room; whether it was new and is kept now.
+        """Keep a verified block, if there is room; returns whether it was new and is kept.
 
         `raw` must not change meanwhile and is free again on return.
         """
@@ -180,7 +180,7 @@ class CachedObject(Closing):
                 return False
             self._storing.add(index)
         try:
-            # What others have claimed is stored all the same, where they took too long.
+            # A block that another process claimed is stored all the same if that took too long.
             claimed = present_index.claim_entry(self._present_fd, index)
             try:
                 return self._put(index, raw, claimed)
@@ -198,7 +198,7 @@ class CachedObject(Closing):
             if present_index.read_entry(self._present_fd, index) != ABSENT:
                 return False
         except OSError as error:  # the medium was removed: reported as a failed write is
-            self._room.failed(error)
+            self._room.handle_write_fault(error)
             return False
         if not self._room.reserve(len(raw)):
             return False
@@ -212,10 +212,10 @@ class CachedObject(Closing):
                     self._marks.set(index)
                 return True
             except OSError as error:
-                # Another process may have stored and verified it where we have no claim.
+                # Without a claim of ours, another process may have stored and verified it.
                 if claimed and present_index.read_entry(self._present_fd, index) == ABSENT:
                     _punch_quietly(self._data_fd, offset, len(raw))
-                if again or not self._room.failed(error):
+                if again or not self._room.handle_write_fault(error):
                     return False
         return False
 

@@ -1,7 +1,7 @@
 """How many descriptors this process may have, and which of them the node cache leaves to others.
 
-Who cannot open a socket or a store's file for want of one cannot read at all; who has none for
-the cache reads past it. So the cache stops early.
+A reader that cannot open a socket or a store's file for lack of a descriptor cannot read at all;
+without one for the cache, it reads past the cache. So the cache stops early.
 """
 
 from __future__ import annotations

@@ -79,14 +79,14 @@ def marks_of(data_fd: int, blocks: int) -> Marks:
         return marks
 
 
-def _forked() -> None:
-    """A child begins without marks: another thread may have been setting one."""
+def _reset_after_fork() -> None:
+    """Begin without marks in a child: another thread may have been setting one."""
     global _lock
     _lock = threading.Lock()
     _known.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class _Buffer(threading.local):
@@ -97,7 +97,7 @@ class _Buffer(threading.local):
 
 
 def _memory(size_bytes: int) -> memoryview:
-    """A process's own: a forked child must not write into its parent's."""
+    """Belongs to one process: a forked child must not write into its parent's."""
     return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
@@ -126,7 +126,7 @@ class DirectReads:
         The view holds until this thread reads the next time, from whatever object. The bytes must
         lie within the object.
         """
-        # Small reads come by the 100,000 a second: each line here can be measured.
+        # There may be 100,000 small reads a second: the cost of each line here can be measured.
         block_bytes, marks = self.block_bytes, self.marks
         if not marks.whole:
             first, end = offset // block_bytes, (offset + size - 1) // block_bytes + 1

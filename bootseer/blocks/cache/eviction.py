@@ -71,7 +71,7 @@ def shrink(directory: str, limit_bytes: int, goal_bytes: int) -> int:
 def evict_share(directory: str, share: float) -> int:
     """Evict about a share of what is cached; returns the bytes that this freed.
 
-    What others write or take back meanwhile does not count.
+    Bytes that other processes write or free meanwhile do not count.
     """
     objects = survey(directory)
     used = sum(usage.used_bytes for usage in objects)
@@ -91,8 +91,8 @@ def _evict_first(objects: Iterable[Usage], wanted_bytes: int) -> int:
 def discard_spoiled(path: str, present_fd: int, identity: Identity) -> bool:
     """Remove a frozen object that lacks blocks, which can never be put there again.
 
-    `present_fd` holds the object's shared lock, and may have lost it when the answer is True:
-    then the object must be opened again. It stays while others have it open.
+    `present_fd` holds the object's shared lock. When this returns True the lock may be lost, and
+    the object must be opened again. An object that others have open is not removed.
     """
     if not present_index.is_frozen(present_fd) or present_index.is_whole(present_fd, identity):
         return False

@@ -5,7 +5,7 @@ says which blocks are there, with a check of each (see `present_index`). `<direc
 counts bytes.
 
 **Killed at any point** (kill -9): a block's entry is written after the whole of its bytes, in one
-write that no page boundary cuts, so an entry without its bytes cannot be; bytes without an entry
+write that crosses no page boundary, so there is no entry without its bytes; bytes without an entry
 do not count. New objects are made under a temporary name and renamed. Locks and claims end with
 the process.
 
@@ -14,7 +14,7 @@ mixture, with zeros, or with other files' old bytes. Every read compares the blo
 (xxh3-128 of bytes and number), so what does not fit together is dropped and fetched again; a
 header that does not fit drops the object. That costs 0.03 s a GB, and no clean stop is needed: a
 block is verified at its first use in a process, also for sources that have no digests of their
-own. What was verified may be read past all this from then on (see `direct_reads`).
+own. After that the block may be read without these checks (see `direct_reads`).
 
 **Several processes**: readers need no lock at all, since a block that is being replaced merely
 fails its check. A shared flock on `present` pins an object while it is open; eviction takes it
@@ -79,9 +79,9 @@ class NodeCache(Closing):
     """Opens cached objects below `directory` and keeps them within `limit_bytes` together.
 
     `on_stop` is called once, from any thread, when storing ends: with the reason, for a person.
-    The limit counts allocated bytes; blocks being written at the moment may exceed it, and of
-    each process what it could not count yet: a part in 64 of the limit, `MOST_UNCOUNTED_BYTES` at
-    the most. Of the file system's size the part `keep_free` is left to others, whatever the limit.
+    The limit counts allocated bytes. Blocks that are just being written may exceed it, and so may
+    the bytes that a process could not count yet: a 64th of the limit, at most
+    `MOST_UNCOUNTED_BYTES`. Whatever the limit, the part `keep_free` of the file system stays free.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class NodeCache(Closing):
     ) -> Self:
         """The cache in a directory, which is made where it is missing.
 
-        Raises UsageError for a limit that is none, AccessDeniedError for a directory in which
-        others could plant blocks, and whatever else keeps it from being used; a full medium is no
-        error.
+        Raises UsageError for an invalid limit, AccessDeniedError for a directory in which other
+        users could plant blocks, and the errors of any other fault that keeps it from being used;
+        a full medium is no error.
         """
         if limit_bytes <= 0:
             raise UsageError(f"a cache of {limit_bytes} bytes holds nothing; give a larger limit")
@@ -152,7 +152,7 @@ class NodeCache(Closing):
         try:
             files = self._open_files(identity)
         except OSError as error:
-            self.failed(error)
+            self.handle_write_fault(error)
             files = None
         if files is None:
             return CachedObject(None, self)
@@ -200,7 +200,7 @@ class NodeCache(Closing):
         """Count bytes that are about to be written, evicting where the limit says so."""
         if self._refuses():
             return False
-        wanted_bytes = _rounded(wanted_bytes)
+        wanted_bytes = _round_up(wanted_bytes)
         if not self._lock.acquire(timeout=LOCK_TRIES * LOCK_PAUSE_S):
             return self._grant_uncounted(wanted_bytes)  # a thread evicts, or the medium is slow
         failure: OSError | None = None
@@ -215,7 +215,7 @@ class NodeCache(Closing):
         finally:
             self._lock.release()
         if failure is not None:
-            self.failed(failure)
+            self.handle_write_fault(failure)
         if granted is None:
             self._report_stop(
                 f"the cache in {self.directory} is at its limit ({self.limit_bytes} bytes, or "
@@ -227,7 +227,7 @@ class NodeCache(Closing):
         return bool(self.stopped) or time.monotonic() < self._full_until
 
     def _grant_uncounted(self, wanted_bytes: int) -> bool:
-        """Grant what cannot be counted now, within reason: a block is worth more than its count."""
+        """Grant bytes that cannot be counted now, up to a limit, rather than lose the block."""
         with self._uncounted_lock:
             uncounted_bytes = self._uncounted_bytes + wanted_bytes
             if uncounted_bytes > min(MOST_UNCOUNTED_BYTES, self.limit_bytes // 64):
@@ -238,7 +238,7 @@ class NodeCache(Closing):
             return True
 
     def _count(self, wanted_bytes: int) -> bool | None:
-        """Whether there is room; None when there is none although all was tried."""
+        """Whether there is room; None when eviction could not make any."""
         with self._uncounted_lock:
             uncounted_bytes = self._uncounted_bytes
         # Without a usable counter (a new or a spoiled cache) the folders are looked at.
@@ -265,13 +265,13 @@ class NodeCache(Closing):
             self._uncounted_bytes -= newly_counted_bytes
 
     def _limit_now(self, counted_bytes: int) -> int:
-        """The limit, or less where others need the disk."""
+        """The limit, or less where other users need the disk."""
         if not self._keep_free:
             return self.limit_bytes
         return max(0, min(self.limit_bytes, counted_bytes + self._spare_bytes()))
 
     def _has_spare(self, wanted_bytes: int) -> bool:
-        """Whether others do not need so much of the disk."""
+        """Whether this much of the disk may be used without exceeding `keep_free`."""
         try:
             return not self._keep_free or self._spare_bytes() >= wanted_bytes
         except OSError:
@@ -302,8 +302,8 @@ class NodeCache(Closing):
                 time.sleep(LOCK_PAUSE_S)
         return False
 
-    def failed(self, error: OSError) -> bool:
-        """Writing failed: make room once where that can help, else end storing."""
+    def handle_write_fault(self, error: OSError) -> bool:
+        """Make room once after a failed write where that can help, else end storing."""
         if error.errno in _NO_DESCRIPTOR:  # that passes
             return False
         if error.errno in _MEDIUM_FULL and self._evict_some():
@@ -315,7 +315,7 @@ class NodeCache(Closing):
     def _evict_some(self) -> bool:
         """On a full medium give up a tenth of what is cached; True when anything was freed.
 
-        One of the threads that met it does so, and the others try again as well.
+        One thread does so for all that met the full medium; the others then try again.
         """
         with self._evict_lock:
             if time.monotonic() - self._evicted_s >= EVICTED_S:
@@ -361,12 +361,12 @@ class NodeCache(Closing):
 
 
 def check_private(directory: str) -> None:
-    """Refuse a directory that others may write to: entries do not prove who stored a block."""
+    """Refuse a directory that other users may write to: entries do not prove a block's origin."""
     status = os.stat(directory)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
         raise AccessDeniedError(
-            f"the cache {directory} belongs to another user or may be written by everybody, who "
-            "could plant bytes in it; take a directory of your own, or chmod o-w"
+            f"the cache {directory} belongs to another user or is writable for all users, so that "
+            "bytes could be planted in it; take a directory of your own, or chmod o-w"
         )
 
 
@@ -402,5 +402,5 @@ def _open_pinned(folder: str, identity: Identity) -> tuple[int, int, bool] | Non
     return None
 
 
-def _rounded(size_bytes: int) -> int:
+def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // 4096) * 4096

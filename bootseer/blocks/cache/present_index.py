@@ -1,8 +1,8 @@
 """Which blocks of a cached object are there: the file `present` of the node cache.
 
 A header names the object; one entry a block follows: 16 zero bytes while it is absent, else the
-xxh3-128 of its raw bytes, seeded with its number. The entry is what a bit would be and a check
-as well: a block counts only while the bytes in `data` match it. docs/blocks.md has the format and
+xxh3-128 of its raw bytes, seeded with its number. So the entry says that the block is there and
+checks it: a block counts only while the bytes in `data` match it. docs/blocks.md has the format and
 why no fsync is needed.
 
 The header also says whether `data` is frozen: then no process ever writes to it again (see
@@ -97,7 +97,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def freeze(fd: int) -> None:
-    """Say so; the caller alone has the object open. Raises OSError."""
+    """Mark the object as frozen; only the caller may have it open. Raises OSError."""
     if os.pwrite(fd, FROZEN, 0) != len(FROZEN):
         raise OSError(errno.ENOSPC, "short write")
 
@@ -111,7 +111,7 @@ def is_whole(fd: int, identity: Identity) -> bool:
 
 
 def check_of(index: int, raw: memoryview | bytes) -> bytes:
-    """The entry of a block that is there. The number in it tells swapped blocks apart."""
+    """The entry of a block that is there. The block's number is part of it, to detect swaps."""
     digest = xxhash.xxh3_128_digest(raw, seed=index)
     return digest if digest != ABSENT else _ONE
 
@@ -143,18 +143,18 @@ def read_entries(fd: int, first: int, count: int) -> bytes:
 def claim_entry(fd: int, index: int) -> bool:
     """Lock one entry for this open file; False while another open file holds it.
 
-    The kernel lets go of it when the file is closed, however its process ends.
+    The kernel releases it when the file is closed, however its process ends.
     """
     return _lock(fd, fcntl.F_WRLCK, index)
 
 
 def unclaim_entry(fd: int, index: int) -> None:
-    """Let go of an entry; one that is not held is no error."""
+    """Release an entry's lock; one that is not held is no error."""
     _lock(fd, fcntl.F_UNLCK, index)
 
 
 def claimed_elsewhere(fd: int, index: int) -> bool:
-    """Whether another open file holds an entry."""
+    """Whether another open file holds an entry's lock."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, position(index), ENTRY_BYTES, 0)
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

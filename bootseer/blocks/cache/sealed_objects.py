@@ -5,15 +5,15 @@ ended. So two things must be certain: that the bytes are right, and that they st
 
 **Right**: `seal` reads the whole object from the medium once, block by block against the source's
 digests, syncs it, and leaves a mark: the file `sealed`, which names inode, size and both times of
-the very file it looked at. Whatever is written to that file afterwards changes its times. What a
-disk spoils by itself does not, so a mark counts for `MARK_LIFE_S`: the next start is served, block
-by block, and seals the object again.
+the file that it read. Any later write to that file changes its times. Corruption by the disk does
+not, so a mark counts for `MARK_LIFE_S`: the first start after that is served block by block, and
+seals the object again.
 
 **Stay so**: `open_sealed` freezes the object, once, while no other process has it open; a mark
-that does not fit any more is no mark. From then on every process opens the file for reading alone,
-and eviction removes the name and nothing else. An older version, which knows no frozen objects,
-takes it for a damaged one and does the same. A file without a name keeps its bytes for as long
-as anything has it open, be it the kernel alone.
+that does not match the file any more is ignored. From then on every process opens the file for
+reading only, and eviction removes the name and nothing else. An older version, which knows no
+frozen objects, takes it for a damaged one and does the same. A file without a name keeps its bytes
+for as long as anything has it open, even if only the kernel does.
 
 In any doubt an object is not sealed: it is read block by block, as every other.
 """
@@ -47,7 +47,7 @@ MARK = "sealed"
 PAGE_BYTES = 4096
 STEP_BYTES = 4 << 20
 MARK_LIFE_S = 7 * 24 * 3600.0
-SETTLED_NS = 2_000_000_000  # how old a file's times must be to tell each later write
+SETTLED_NS = 2_000_000_000  # how old a file's times must be so that each later write changes them
 _LEAST_PRIORITY = 19
 _MARK = struct.Struct("<8s32sQQqq")  # magic, identity, inode, size, mtime and ctime in ns
 _MAGIC = b"BSSEAL\x00\x01"
@@ -71,12 +71,11 @@ def seal(
     go_on: Callable[[], bool],
     whole_pages: bool = True,
 ) -> bool:
-    """Verify a complete object of the cache `directory` and mark it; whether it is marked now.
+    """Verify a complete object of the cache `directory`; returns whether it is marked now.
 
-    With `whole_pages` only an object that may be a block device's content, of whole pages, is.
-    `go_on` is asked every few megabytes; it may take its time, and ends all by False. This thread
-    has the least priority from now on. A block that is wrong is dropped. Raises what the medium
-    makes of it.
+    With `whole_pages`, only an object of whole pages is, as a block device's content must be.
+    `go_on` is called every few megabytes; it may block, and False ends the work. The calling
+    thread keeps the lowest priority. A wrong block is dropped. Raises the medium's errors.
     """
     identity = identity_of(source)
     if identity is None or (whole_pages and identity.size_bytes % PAGE_BYTES):
@@ -92,7 +91,7 @@ def seal(
         with _Files.open(folder, alone=False) as files:
             if not files.has(identity):
                 return False
-            mark = _verified(files, source, identity, go_on)
+            mark = _verify(files, source, identity, go_on)
             if mark is None:
                 return False
             os.fsync(files.present_fd)
@@ -137,7 +136,7 @@ class Sealed(Closing):
 
     @property
     def path(self) -> str:
-        """A path of the very file that was looked at, for this process."""
+        """A path by which this process reaches the verified file itself, whatever has its name."""
         return f"/proc/self/fd/{self._files.data_fd}"
 
     @property
@@ -161,7 +160,7 @@ class _Files(Closing):
         """The files of an object's folder.
 
         With `alone` the lock is exclusive as long as the object is not frozen. Raises OSError,
-        BlockingIOError where the lock is not to be had.
+        BlockingIOError where the lock is held elsewhere.
         """
         files = cls()
         try:
@@ -197,11 +196,11 @@ class _Files(Closing):
 # --- verifying --------------------------------------------------------------------------------
 
 
-def _verified(
+def _verify(
     files: _Files, source: BlockSource, identity: Identity, go_on: Callable[[], bool]
 ) -> bytes | None:
     """The mark of a file all of whose blocks are right on the medium; None if it cannot be."""
-    if not _settled(files.data_fd, go_on):
+    if not _await_settled(files.data_fd, go_on):
         return None
     before = _mark_of(identity, os.fstat(files.data_fd))
     os.fsync(files.data_fd)
@@ -214,7 +213,7 @@ def _verified(
     return before if before == _mark_of(identity, os.fstat(files.data_fd)) else None
 
 
-def _settled(fd: int, go_on: Callable[[], bool]) -> bool:
+def _await_settled(fd: int, go_on: Callable[[], bool]) -> bool:
     """Wait until a write would certainly change the file's times, which are coarse."""
     for _ in range(2):
         status = os.fstat(fd)

@@ -58,7 +58,7 @@ class BlockMemory:
         return self.objects.get(memory_key(source))
 
     def attach(self, record: ObjectRecord, cached: CachedObject) -> bool:
-        """Use an opened object of the node cache; False when it came too late."""
+        """Use an opened object of the node cache; False if the record has one or was forgotten."""
         if record.cached is not None or self.objects.get(record.key) is not record:
             return False
         record.cached = cached
@@ -166,6 +166,6 @@ class BlockMemory:
                 break
             self._evict(next(iter(self._ready)))
         if slot is None and not self._queues.requests:
-            # No request could free any, and the readers that hold the rest may wait for this one.
+            # No request will free memory, and the readers that hold the rest may wait for this one.
             slot = self.pool.take(size_bytes, beyond=True)
         return slot

@@ -28,7 +28,7 @@ from bootseer.errors import BootseerError, CorruptDataError, DeadlineError, Stor
 
 MOST_PROBES = 8
 PROBE_EVERY_S = 3.0
-"""Eight at most, one each 3 s: each has longer than a store may be silent (`stall_s`)."""
+"""At most eight, one every 3 s: so each lasts longer than a store may be silent (`stall_s`)."""
 
 
 class Waiters:
@@ -51,13 +51,13 @@ class Waiters:
     # --- waiting -----------------------------------------------------------------------------
 
     def watch(self, waiter: Waiter, queue: StoreQueue) -> None:
-        """Fail a waiter at its deadline; one that no thread waits for."""
+        """Fail a waiter at its deadline, as no thread waits for it."""
         self.watched[waiter] = queue
 
     def patience_s(self, record: ObjectRecord, now_s: float) -> float:
-        """How long a read that begins now waits: not long where others waited in vain just now.
+        """How long a read that begins now waits: briefly where others have just waited in vain.
 
-        As long as reads go on to fail it is one outage; after a pause it is a new one.
+        While reads keep failing it is one outage; after a pause it is a new one.
         """
         limit_s, health = self._settings.demand_deadline_s, record.queue.health
         if health.outage_s and now_s - health.outage_s < limit_s:
@@ -66,7 +66,7 @@ class Waiters:
         return limit_s
 
     def block_arrived(self, waiter: Waiter, block: Block) -> None:
-        """A waiter has a block, or will when the copies that it counts in `writing` are made."""
+        """Count a block for a waiter that has it, or will once its copies (`writing`) are made."""
         waiter.remaining -= 1
         waiter.blocks.pop(block, None)
         if not waiter.remaining:
@@ -82,7 +82,7 @@ class Waiters:
     # --- the end of a wait -------------------------------------------------------------------
 
     def fail_block(self, block: Block, error: Exception) -> None:
-        """Give a block up, and fail all that wait for it."""
+        """Give up a block, and fail all waiters for it."""
         waiters, health = block.waiters, block.object.queue.health
         if health.failed_s - health.failing_s >= self._settings.outage_deadline_s and any(
             waiter.priority is Priority.DEMAND for waiter, _ in waiters
@@ -102,8 +102,8 @@ class Waiters:
     def withdraw(self, waiter: Waiter) -> None:
         """Take a waiter off all blocks it still waits for, and cancel what nothing else needs.
 
-        What writes into the waiter's memory is cancelled too; the memory is its reader's again
-        when `writing` is 0.
+        Requests that write into the waiter's memory are cancelled too; when `writing` is 0, the
+        memory belongs to its reader again.
         """
         if waiter.closed:
             return
@@ -122,7 +122,7 @@ class Waiters:
         self.call_if_done(waiter)
 
     def forget(self, waiter: Waiter) -> None:
-        """Withdraw a waiter whose receiver is to hear nothing of it."""
+        """Withdraw a waiter without calling its receiver."""
         waiter.on_done = None
         self.watched.pop(waiter, None)
         self.withdraw(waiter)
@@ -141,7 +141,7 @@ class Waiters:
                 self._cancel(request)
 
     def cancel_unneeded(self, block: Block) -> None:
-        """Cancel the requests of a block that now bring nothing that is wanted."""
+        """Cancel those of a block's requests of which no block is in flight any more."""
         for request in block.requests:
             if request.arrived < len(request.items) and not any(
                 other.status is Status.IN_FLIGHT for other, _ in reversed(request.items)
@@ -168,9 +168,9 @@ class Waiters:
             self.fail(waiter, DeadlineError(error))
 
     def give_up(self, stalled_s: float, now_s: float) -> None:
-        """Fail the watched waiters that have waited so long for a store that brought nothing.
+        """Fail watched waiters after `stalled_s` without bytes from their store.
 
-        Those that follow wait as in any outage.
+        Later reads wait as in any outage.
         """
         for waiter, queue in list(self.watched.items()):
             health = queue.health
@@ -182,11 +182,11 @@ class Waiters:
             self.fail(waiter, DeadlineError(f"{error}{_cause(health)}"))
 
     def _probe(self, health: StoreHealth, waiter: Waiter, now_s: float) -> None:
-        """Let a block of a read that is given up come all the same, though no reader waits for it.
+        """Keep one block of a failed read requested, to see when the store works again.
 
-        A store that is back may need longer for its first byte than reads wait in an outage: the
-        block shows when it comes, and then they wait again. The oldest of several gives way, for
-        its request may be of the time when the store was away.
+        A store that works again may need longer for its first byte than reads wait in an outage.
+        Once this block arrives, reads wait as usual again. Of several such blocks the oldest is
+        dropped, because its request may date from the time when the store was away.
         """
         block = next(iter(waiter.blocks), None)
         if block is None or now_s - health.probed_s < PROBE_EVERY_S:
@@ -212,7 +212,7 @@ class Unfinished(NamedTuple):
     """What is left to do for a block that arrived, without the lock."""
 
     fill: Slot | None = None
-    """Copy the bytes from the reader's memory here and report the block again: others wait too."""
+    """Copy the reader's bytes here and report the block again, for other waiters."""
     copies: Copies = ()
     """Copy from the block into readers' memory, then report `copies_made`."""
 
@@ -243,7 +243,7 @@ class Completion:
     # --- arrival -----------------------------------------------------------------------------
 
     def block_arrived(self, request: Request, number: int, now_s: float) -> Unfinished:
-        """Block `number` of a request has arrived and was verified."""
+        """Handle block `number` of a request, which has arrived and was verified."""
         block, target = request.items[number][0], request.targets[number]
         health = request.queue.health
         if not request.arrived:
@@ -305,7 +305,7 @@ class Completion:
         return copies_to_make
 
     def copies_made(self, block: Block, copies: Copies) -> None:
-        """The copies that `block_arrived` asked for are made."""
+        """Note that the copies that `block_arrived` asked for are made."""
         for waiter, _ in copies:
             self._memory.unpin(block)
             waiter.writing -= 1
@@ -315,7 +315,7 @@ class Completion:
     # --- the end of a request ----------------------------------------------------------------
 
     def request_ended(self, request: Request, error: Exception | None, now_s: float) -> int:
-        """A request returned: its memory is free again; returns how many blocks are tried again."""
+        """End a request and free its memory; returns how many of its blocks are tried again."""
         self._queues.request_ended(request)
         self._replicas.request_ended(request)
         cause = error or next(iter(request.errors.values()), None)
@@ -339,7 +339,7 @@ class Completion:
         return sum(map(len, again.values()))
 
     def _part(self, request: Request, number: int, error: Exception | None) -> float | None:
-        """Part a block from a request that is over; the delay of its next try, if there is one."""
+        """Detach a block from a finished request; returns the delay before its next try, if any."""
         block = request.items[number][0]
         self._take_off(request, number)
         if block.status is not Status.IN_FLIGHT:
@@ -353,7 +353,7 @@ class Completion:
             if isinstance(cause, CorruptDataError):
                 block.corrupt_replicas |= {request.replica}
         if block.requests:
-            return None  # its hedge goes on
+            return None  # its other request goes on
         if not block.waiters:
             self._memory.drop(block)
             return None
@@ -366,7 +366,7 @@ class Completion:
         return retry_policy.AT_ONCE if cancelled else self._next_try_s(request, number, cause)
 
     def _next_try_s(self, request: Request, number: int, cause: Exception | None) -> float | None:
-        """When a block that did not come is tried again; None, and the block failed, if never."""
+        """Delay until a block that did not arrive is tried again; None once it failed for good."""
         block = request.items[number][0]
         block.tries += 1
         cause = cause or StoreUnavailableError(
@@ -420,8 +420,8 @@ class Completion:
     def leave_to_others(self, request: Request, refused: set[int], now_s: float) -> None:
         """Leave blocks to the processes that claimed them, before the request is made.
 
-        What is left of the request is its first run of neighbours; the other blocks that it may
-        fetch are queued again.
+        The request keeps the first run of neighbours that it may fetch; its other blocks that it
+        may fetch are queued again.
         """
         start, stop = shared_claims.first_run(len(request.items), refused)
         later: list[tuple[Block, Piece]] = []
@@ -450,7 +450,7 @@ class Completion:
             self._effects.new_jobs += 1
 
     def _let_go(self, request: Request) -> None:
-        """Let go of readers whose memory a request writes to no longer."""
+        """Release readers whose memory a request no longer writes to."""
         still = {b.direct_waiter for b, _ in request.items if b.direct_request is request}
         for waiter in [one for one in request.writes_to if one not in still]:
             request.writes_to.remove(waiter)

@@ -19,30 +19,30 @@ its parts):
   connection budget allows: all connections for demand, seven eighths for hot, half for
   background, and only one background request while demand is under way.
 
-**Who owns memory when.**
+**Ownership of memory.**
 
 * Pool memory belongs to one request from its start until the block arrives, then to the block
   until it is evicted; it is never evicted while pinned (`HeldBytes`, or a copy being made). What a
   request did not turn into a READY block is given back when the *request has returned*, never
-  before: a late loser of a hedge writes into memory that is still its own.
+  before: the slower of two requests for a block writes into memory that it still owns.
 * A whole block is fetched directly into its reader's own buffer. At most one request at a time
   may write there; a hedge or a retry that starts before that one returned uses the pool. A read
   returns only when no request may write to its buffer any more (`Waiter.writing`): when it fails
   or passes its deadline, the requests that write there are cancelled and waited for. That takes as
   long as the store needs to notice, `stall_s` at the very most. `hold` has no such memory, so its
   deadline is exact.
-* Others that wait for a block that is fetched into a reader's buffer get a copy, made before that
+* Other waiters for a block that is fetched into a reader's buffer get a copy, made before that
   read returns.
 
 **Locks.** One lock guards the scheduler, and `workers.Decision` is the way to it: decide inside,
-and what was decided is carried out on leaving. Nothing under the lock blocks: no I/O, no mapping
+and the decisions are carried out on leaving. Nothing under the lock blocks: no I/O, no mapping
 of memory, no copy above 32 KiB, no call into a source or store (`replicas` and `locate` included),
 no callback. The locks of a slab (mapping), of an `Attempt`, of a cached object and of the
-statistics are leaves: they may be taken anywhere, and under them no other lock is. Callbacks
+statistics are leaves: they may be taken anywhere, and no other lock is taken under them. Callbacks
 (`deliver`) and `Attempt.cancel` run outside all locks, after the decision; they may call the
 fetcher again.
 
-**Time.** A clock thread, there only while something is under way, starts due retries, hedges
+**Time.** A clock thread, which runs only while something is under way, starts due retries, hedges
 requests that stand still, and ends reads by `hold` at their deadline. Threads that wait watch
 their own deadlines.
 
@@ -108,7 +108,7 @@ class HeldBytes:
         length: int,
         block_bytes: int,
     ) -> HeldBytes:
-        """A range of pinned blocks, which are its to unpin."""
+        """A range of pinned blocks, which it unpins when it is released."""
         views = []
         for block in sorted(blocks, key=lambda b: b.index):
             begin = block.index * block_bytes
@@ -142,7 +142,7 @@ class Ticket:
         self._decision, self._waiter, self._ended = decision, waiter, ended
 
     def cancel(self) -> None:
-        """Give up what did not start; blocks that others wait for are fetched all the same."""
+        """Give up blocks that no request has begun with, unless other readers wait for them."""
         with self._decision as scheduler, scheduler.lock:
             scheduler.waiters.withdraw(self._waiter)
 
@@ -243,14 +243,14 @@ class Fetcher(Closing):
         return counts
 
     def _want(self, source: BlockSource, wants: Iterable[Want], waiter: Waiter) -> None:
-        """Want blocks, some rounds of requests at a time, so that the first are soon under way."""
+        """Ask for blocks, some rounds of requests at a time, so that the first start soon."""
         rest = iter(wants)
         while True:
             with self._decision as scheduler, scheduler.lock:
                 if waiter.closed:
                     return
                 if self._workers.closed:
-                    raise _closed()
+                    raise _closed_error()
                 record = scheduler.memory.record_of(source)
                 round_bytes = record.range_bytes * record.queue.streams
                 most = max(LEAST_CHUNK, round_bytes // source.block_bytes)
@@ -262,7 +262,7 @@ class Fetcher(Closing):
                 return
 
     def _wait(self, waiter: Waiter, limit_s: float) -> None:
-        """Wait until a read has all it wanted; raises its error."""
+        """Wait until a read has all its blocks; raises its error."""
         done = None
         with self._decision as scheduler, scheduler.lock:
             missing = next(iter(waiter.blocks), None)
@@ -304,7 +304,7 @@ class Fetcher(Closing):
         deliver: Deliver | None = None,
         priority: Priority = Priority.DEMAND,
     ) -> HeldBytes | None:
-        """Bytes in memory without a copy, if they are there; else None, and they are fetched.
+        """Bytes that are in memory, without a copy; else None, and they are fetched.
 
         Then `deliver` is called once, from any thread, perhaps before this returns, with the
         bytes or with the error. It releases the bytes, unless it raises; they are fewer than
@@ -320,7 +320,7 @@ class Fetcher(Closing):
         try:
             with self._decision as scheduler, scheduler.lock:
                 if self._workers.closed:
-                    raise _closed()
+                    raise _closed_error()
                 memory = scheduler.memory
                 record = memory.record_of(source)
                 blocks = memory.ready_blocks(record, first, last)
@@ -341,7 +341,7 @@ class Fetcher(Closing):
         return HeldBytes.of(self._decision, blocks, offset, length, size)
 
     def _forget(self, waiter: Waiter) -> bool:
-        """Let go of what a read waits for; False when it has been delivered, or is about to be."""
+        """Withdraw a read; False when it has been delivered, or is about to be."""
         with self._decision as scheduler, scheduler.lock:
             if waiter.keep and waiter.on_done is None:
                 return False
@@ -349,7 +349,7 @@ class Fetcher(Closing):
             return True
 
     def _deliver(self, waiter: Waiter, span: tuple[int, int, int], deliver: Deliver) -> None:
-        """The blocks of a `hold` are pinned, or it failed."""
+        """Deliver a `hold` whose blocks are pinned, or that failed."""
         if waiter.error is not None:
             deliver(_again(waiter.error))
             return
@@ -369,9 +369,9 @@ class Fetcher(Closing):
     ) -> Ticket:
         """Start fetching a range into memory (and the node cache); returns at once.
 
-        HOT for what will be asked for soon (read-ahead, replay), BACKGROUND for filling a cache.
-        Keep the range small against `memory_bytes`, or issue it in pieces: what arrives beyond
-        it pushes out what arrived before.
+        HOT is for blocks that will be read soon (read-ahead, replay), BACKGROUND for filling a
+        cache. Keep the range much smaller than `memory_bytes`, or issue it in pieces: blocks that
+        exceed that memory evict those that arrived before.
         """
         self._check_process()
         ended = threading.Event()
@@ -394,10 +394,10 @@ class Fetcher(Closing):
         return ReadAhead(source.size_bytes, self._share, block_bytes=source.block_bytes)
 
     def direct_reads(self, source: BlockSource) -> DirectReads | None:
-        """Reads of what the node cache has of a source and this process has verified.
+        """Direct reads of a source's blocks that the node cache has and this process has verified.
 
-        None where nothing of it is cached. May do I/O. A source without digests must be asked
-        about each read as about `hold`.
+        None where the source is not cached. May do I/O. Where the source has no digests, the
+        caller must ask it about each read, as with `hold`.
         """
         self._check_process()
         return self._workers.direct_reads(source)
@@ -405,9 +405,9 @@ class Fetcher(Closing):
     # --- letting go --------------------------------------------------------------------------
 
     def forget(self, source: BlockSource) -> None:
-        """Drop what memory holds of an object and unpin it in the node cache.
+        """Drop an object's blocks from memory and unpin it in the node cache.
 
-        What is held or under way is dropped when that ends. Reading the object again is fine.
+        Blocks that are held or under way are dropped when that ends. The object may be read again.
         """
         with self._decision as scheduler, scheduler.lock:
             record = scheduler.memory.known_record(source)
@@ -428,7 +428,7 @@ class Fetcher(Closing):
                     scheduler.memory.forget(record)
 
     def give_up(self, stalled_s: float) -> None:
-        """Fail each read by `hold` that has waited so long while its store brought nothing at all.
+        """Fail each read by `hold` that has waited `stalled_s` while its store sent nothing at all.
 
         For a process that is asked to end, whatever `demand_deadline_s` is.
         """
@@ -448,7 +448,7 @@ class Fetcher(Closing):
             raise UsageError("a fetcher does not survive fork; make a new one in the child process")
 
 
-def _closed() -> UsageError:
+def _closed_error() -> UsageError:
     return UsageError("the fetcher is closed; make a new one")
 
 

@@ -66,7 +66,7 @@ class Planner:
             most = min(most, max(1, self._settings.memory_bytes // (2 * streams)))
         least = min(most, self._settings.least_range_bytes)
         if priority is not Priority.DEMAND:
-            least = max(least, most // 4)  # no reader waits: rather fewer requests
+            least = max(least, most // 4)  # no reader waits: fewer requests are better
         lengths = [piece.length for piece in pieces]
         return request_bytes(
             sum(lengths),
@@ -79,8 +79,8 @@ class Planner:
     def open_cached(self, record: ObjectRecord) -> None:
         """Open an object of the node cache, unless that was done.
 
-        One that cannot be opened (it is being evicted, no descriptor is free) is tried again after
-        a while: a server that lives for weeks would never have it otherwise.
+        An object that cannot be opened (it is being evicted, no descriptor is free) is tried again
+        later: otherwise a server that runs for weeks would never use it.
         """
         if time.monotonic() < record.ask_cache_s:
             return
@@ -129,11 +129,12 @@ def request_bytes(
     piece_bytes: int = 1,
     least_bytes: int = 1 << 20,
 ) -> int:
-    """The size of requests that brings `total_bytes` over `streams` at once soonest.
+    """The request size by which `total_bytes` arrive soonest over `streams` in parallel.
 
-    A number of whole pieces, as many as `range_bytes` holds (one at least); the same number of
-    requests for every stream, so that none idles while the last ones arrive; not below
-    `least_bytes` as far as `range_bytes` allows, where a request's latency would rule.
+    It is a number of whole pieces, at most as many as `range_bytes` holds (but at least one), such
+    that every stream gets the same number of requests and none idles while the last ones arrive.
+    As far as `range_bytes` allows it is at least `least_bytes`: the time of shorter requests
+    would be mostly latency.
     """
     most = max(1, range_bytes // piece_bytes)
     least = min(most, -(-least_bytes // piece_bytes))

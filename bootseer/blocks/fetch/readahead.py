@@ -9,8 +9,8 @@ Three ways of reading are distinguished, in any mixture on one handle:
   head, within `NEAR_BYTES`): they neither advance the stream nor end it;
 * anything else is random and fetches nothing ahead.
 
-All windows of all handles together stay within one `Share` of the fetcher's memory, since what
-is fetched ahead only to be pushed out unread is fetched twice.
+All windows of all handles together stay within one `Share` of the fetcher's memory, since bytes
+that are fetched ahead and evicted before they are read are fetched twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import threading
 
 NEAR_BYTES = 32 << 20
 FOLLOWED_GAP_BYTES = 256 << 10
-NEW_GAP_READS = 4  # of a stream seen once: what looks like its next read may be chance
+NEW_GAP_READS = 4  # of a stream seen once: what looks like its next read may be a coincidence
 FIRST_READS = 32
 FIRST_BYTES = (128 << 10, 2 << 20)
 GROWTH = 4
-# A reader that begins at an object's first byte with so long a read wants all of it.
+# A reader that begins at an object's first byte with a read this long will read all of it.
 WHOLE_BYTES = 1 << 20
 STREAMS = 16
 
@@ -102,7 +102,7 @@ class ReadAhead:
         return self._extend(stream, read_bytes)
 
     def _find(self, offset: int, end: int) -> _Stream | None:
-        """The stream that this read continues or merely visits; None when it starts another."""
+        """The stream that this read continues or visits; None when it starts another."""
         visited = None
         for stream in self._streams:
             if stream.hits:

@@ -34,7 +34,7 @@ class Status(enum.IntEnum):
     IN_FLIGHT = 1
     READY = 2
     DROPPED = 3
-    """Delivered without a copy of ours, failed, or given up: its record counts no more."""
+    """Delivered without a copy of ours, failed, or given up: its record is of no use any more."""
 
 
 @quickly_made
@@ -51,9 +51,9 @@ class Copy:
 class Waiter:
     """One read or prefetch that waits for blocks.
 
-    It is finished when none of its blocks remains, or one failed (`error`), and no request writes
-    into its memory any more (`writing`); then `on_done` is called, once. `keep` pins its blocks
-    for the receiver of `on_done`.
+    It is finished when it has all its blocks, or one failed (`error`), and no request writes into
+    its memory any more (`writing`). Then `on_done` is called, once. `keep` pins its blocks for the
+    receiver of `on_done`.
     """
 
     priority: Priority
@@ -65,7 +65,7 @@ class Waiter:
     writing: int = 0
     """Requests that write into its memory, and copies being made into it."""
     blocks: dict[Block, None] = field(default_factory=dict)
-    """Those that it still waits for."""
+    """The blocks that it still waits for."""
     pinned: list[Block] = field(default_factory=list)
     late: list[tuple[Block, Copy]] = field(default_factory=list)
     """Blocks that a hedge brought, pinned; the reader copies them itself."""
@@ -73,7 +73,7 @@ class Waiter:
     """Where its next job stands; see `StoreQueues.push_new`."""
     error: Exception | None = None
     closed: bool = False
-    """Taken off all blocks: nothing new may be written into its memory."""
+    """It waits for no block any more: nothing new may be written into its memory."""
 
     @property
     def finished(self) -> bool:
@@ -96,7 +96,7 @@ class ObjectRecord:
     """By priority: where the next job that no reader waits for stands."""
     blocks: dict[int, Block] = field(default_factory=dict)
     cached: CachedObject | None = None
-    """Once set it stays, also after it was closed."""
+    """Once set it stays, even after it was closed."""
     cache_queue: StoreQueue | None = None
     ask_cache_s: float = 0.0
     """When to ask the node cache, for the first time or again."""
@@ -130,7 +130,7 @@ class Block:
     pins: int = 0
     tries: int = 0
     not_cached: bool = False
-    """The node cache was asked in vain."""
+    """The node cache turned out not to have it."""
     left_s: float = 0.0
     """Since when it is left to another process; 0 = never."""
     failed_replicas: frozenset[str] = frozenset()
@@ -172,7 +172,7 @@ class StoreHealth:
     outage_s: float = 0.0
     """When the last read was given up in an outage; 0 = none was."""
     probes: list[Waiter] = field(default_factory=list)
-    """They wait for a block of such a read, in place of its reader."""
+    """Waiters that take the place of such a read's reader, for one block each."""
     probed_s: float = 0.0
     """When the last of them began."""
 
@@ -213,7 +213,7 @@ class Request:
     place_bytes: int
     attempt: Attempt
     ahead: bool
-    """No reader waited for it when it began."""
+    """No reader was waiting for it when it began."""
     slots: list[Slot | None] = field(default_factory=list)
     targets: list[memoryview | None] = field(default_factory=list)
     """Where each block goes: into a slot of ours, or into its reader's memory."""
@@ -242,7 +242,7 @@ class Request:
 @quickly_made
 @dataclass(slots=True, eq=False, repr=False)
 class Effects:
-    """What decisions leave to be done without the lock; see `workers.Decision`."""
+    """Actions that decisions leave to be done without the lock; see `workers.Decision`."""
 
     to_cancel: list[Attempt] = field(default_factory=list)
     to_close: list[CachedObject] = field(default_factory=list)
@@ -251,7 +251,7 @@ class Effects:
     to_call: list[Callable[[], None]] = field(default_factory=list)
     """`on_done` of waiters that finished."""
     new_jobs: int = 0
-    """Jobs that want a worker each."""
+    """How many jobs need a worker each."""
     clock_changed: bool = False
     """Something is due sooner than the clock knows."""
 
@@ -268,7 +268,7 @@ class Effects:
         )
 
     def take(self) -> Effects:
-        """What is to be done, by the caller alone; but for what threads are woken for."""
+        """Take the actions, which only the caller then does; wakes of threads stay."""
         taken = Effects(self.to_cancel, self.to_close, self.to_plan, self.to_call)
         self.to_cancel, self.to_close, self.to_plan, self.to_call = [], [], [], []
         return taken

@@ -42,7 +42,7 @@ class ReplicaChoice:
         self._load[attempt.prefer] = self._load.get(attempt.prefer, 0) + 1
 
     def request_ended(self, request: Request) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         asked = request.attempt.prefer
         if asked in self._load:
             self._load[asked] -= 1
@@ -59,7 +59,7 @@ class ReplicaChoice:
         return replica in self._suspects
 
     def expire(self, now_s: float) -> None:
-        """Trust those again whose time is over."""
+        """Trust suspects again whose time is over."""
         for replica in [name for name, until_s in self._suspects.items() if until_s <= now_s]:
             del self._suspects[replica]
 
@@ -72,7 +72,7 @@ def choose_replica(
     load: Mapping[str, int],
     turn: int,
 ) -> str:
-    """The replica to ask: none that failed, rather no suspect, then the least busy; "" = any."""
+    """The replica to ask: not one that failed, if possible no suspect, the least busy; "" = any."""
     if not replicas:
         return ""
     usable = [name for name in replicas if name not in avoid] or list(replicas)

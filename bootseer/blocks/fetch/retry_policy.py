@@ -30,9 +30,9 @@ def next_try_s(
 ) -> float | None:
     """Seconds until the next try of a block that failed `tries` times, or None: `error` is final.
 
-    `avoid` are the replicas that failed, `bad` those of them whose bytes were wrong. As long as
-    there are others known, the next one is asked at once; a server that said how long it wants to
-    be left alone is asked no sooner.
+    `avoid` are the replicas that failed, `bad` those of them whose bytes were wrong. While other
+    replicas are known, the next one is asked at once. A server that said when to ask again
+    (`Retry-After`) is asked no sooner.
     """
     if tries >= settings.tries:
         return None

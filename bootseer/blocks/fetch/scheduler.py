@@ -29,7 +29,9 @@ from bootseer.blocks.fetch.store_queues import StoreQueues
 from bootseer.blocks.settings import FetchSettings, Priority
 from bootseer.storage.request_control import Attempt
 
-FAR_BLOCKS = 4  # a second request pays when it brings much less than what comes before ...
+FAR_BLOCKS = (
+    4  # a second request pays when it is much shorter than what arrives before the block ...
+)
 FAR_S = 0.2  # ... and when that takes long
 
 
@@ -45,8 +47,8 @@ class Scheduler:
     """See the module text.
 
     No threads, no I/O, no clock: every method, of a part too, is called with `lock` held and
-    returns quickly. What is to be done without the lock is left in `effects`, to which
-    `workers.Decision` sees.
+    returns quickly. Actions that need the lock to be free are left in `effects`, and
+    `workers.Decision` carries them out.
     """
 
     def __init__(self, settings: FetchSettings) -> None:
@@ -59,7 +61,7 @@ class Scheduler:
         self.replicas = replicas = ReplicaChoice(settings)
         self.completion = Completion(settings, queues, memory, waiters, replicas, effects)
         self.starved = False
-        """The next job could not start for want of memory."""
+        """The next job could not start for lack of memory."""
 
     # --- wanting -----------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class Scheduler:
                 and block.status is Status.WANTED
                 and block.job
             ):
-                # In an outage a reader waits less long than others' back-off may take.
+                # In an outage the back-off of earlier readers may outlast this reader's wait.
                 block.job = None
                 self.effects.to_plan.append(block)
             block.waiters.append((waiter, copies))
@@ -134,7 +136,7 @@ class Scheduler:
             self.queues.promote(request, priority)
 
     def enqueue(self, jobs: Iterable[Job]) -> None:
-        """Queue planned jobs; blocks that meanwhile have another job stay with that one."""
+        """Queue planned jobs; blocks that have got another job meanwhile stay with it."""
         for job in jobs:
             for block, _ in job.items:
                 if block.status is Status.WANTED and (
@@ -263,7 +265,7 @@ class Scheduler:
             self._hedge(Job(queue, items, request.priority, request))
 
     def _overtake(self, request: Request, now_s: float) -> None:
-        """Ask apart for blocks that a reader waits for, far behind in what was fetched ahead."""
+        """Request blocks a second time if a reader waits for them far down a read-ahead request."""
         if not request.ahead or request.priority is not Priority.DEMAND:
             return
         reached = request.items[0][1].offset + request.progress_bytes

@@ -5,7 +5,7 @@ is under way. Blocks that another process claimed are left out, and looked for i
 they arrive, until that process ends or gives up, or until `elsewhere_s` is over: then they are
 fetched twice rather than late. A stopped process therefore delays others once, and briefly.
 
-What asks the cache here is called without the fetcher's lock.
+The functions here that ask the cache are called without the fetcher's lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_POLL_S = 0.004
 LAST_POLL_S = 0.05
 
 
-def refused(
+def leave_to_others(
     cached: CachedObject,
     request: Request,
     held: set[int],
@@ -28,11 +28,11 @@ def refused(
     settings: FetchSettings,
     now_s: float,
 ) -> set[int]:
-    """The numbers of a request's blocks that it leaves to another process, or finds in the cache.
+    """Leave a request's blocks to other processes or to the cache; returns their numbers.
 
-    `held` are the numbers of those whose claim another process has; what was waited for long
-    enough is fetched all the same. `absent` are the indices that the cache lacked after the others
-    were claimed; the claim of one that came before that is given up.
+    `held` are the numbers of the blocks that other processes have claimed; those that were waited
+    for long enough are fetched all the same. `absent` are the indices that the cache lacked after
+    the claims were made; claims of blocks that had arrived before are given up.
     """
     items = request.items
     numbers = {number for number in held if may_wait(items[number][0], settings, now_s)}
@@ -44,7 +44,7 @@ def refused(
 
 
 def first_run(count: int, refused: set[int]) -> tuple[int, int]:
-    """Where the first neighbours of `count` that were not refused start and stop."""
+    """Where the first run of the `count` blocks that were not refused starts and stops."""
     start = next((n for n in range(count) if n not in refused), count)
     return start, next((n for n in range(start, count) if n in refused), count)
 

@@ -3,10 +3,10 @@
 A page fault costs more than the copy that follows it: a copy into fresh pages runs at a fifth of
 the speed of one into memory that was touched before. So memory is mapped in slabs, populated
 once (in huge pages where the kernel has them), cut into slots of one size a slab, and never
-given back to the kernel while other slots of its size may want it.
+given back to the kernel while other slots of its size may need it.
 
-`Pool` only keeps books: it is not thread-safe (its owner has the lock) and maps nothing. The
-mapping happens in `Slot.view`, in the thread that needs the memory and outside that lock.
+`Pool` only does the accounting: it is not thread-safe (its owner has the lock) and maps nothing.
+The mapping happens in `Slot.view`, in the thread that needs the memory and outside that lock.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Pool:
                 self._drop(slab)
 
     def clear(self) -> None:
-        """Let go of all memory that is not in use."""
+        """Release all memory that is not in use."""
         for slab in list(self._empty):
             self._drop(slab)
 
@@ -173,7 +173,7 @@ class Pool:
 
 
 def _map_warm(size_bytes: int) -> memoryview:
-    """Fresh private memory, its pages there already."""
+    """Fresh private memory whose pages are populated."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     view = memoryview(memory)
     populate(view, huge=size_bytes >= HUGE_BYTES)

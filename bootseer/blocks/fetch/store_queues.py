@@ -26,7 +26,7 @@ class StoreQueues:
         self._last_number = 0
 
     def join(self, owner: object, streams: int) -> StoreQueue:
-        """The queue of a store or of a cached object, for one object more."""
+        """The queue of a store or of a cached object; counts one more object that uses it."""
         queue = self.queues.get(id(owner))
         if queue is None:
             queue = self.queues[id(owner)] = StoreQueue(owner, max(1, streams))
@@ -34,7 +34,7 @@ class StoreQueues:
         return queue
 
     def leave(self, queue: StoreQueue) -> None:
-        """One object less; a queue that serves none is removed."""
+        """Count one object less; removes a queue that serves none."""
         queue.objects -= 1
         if not queue.objects:  # its jobs, if it has any, are of blocks given up
             self.queues.pop(id(queue.owner), None)
@@ -42,9 +42,9 @@ class StoreQueues:
     def push_new(self, job: Job, reader: Waiter | None) -> None:
         """Give a new job its place among those of its priority, and queue it.
 
-        Reads take turns by bytes, so that a small one waits for a few requests of a large one,
-        not for all; a read's own jobs keep their order. What is fetched ahead keeps its order
-        within an object, whatever asked for it, and objects take turns.
+        Reads take turns by bytes, so that a small read waits for only a few requests of a large
+        one; a read's own jobs keep their order. Blocks fetched ahead keep their order within an
+        object, whatever asked for them, and objects take turns.
         """
         served_bytes = self._served_bytes[job.priority]
         length = sum([piece.length for _, piece in job.items])
@@ -123,7 +123,7 @@ class StoreQueues:
         self.requests.add(request)
 
     def request_ended(self, request: Request) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         self.requests.discard(request)
         request.queue.active -= 1
         self._running[request.priority] -= 1

@@ -60,7 +60,7 @@ class Transfers:
     # --- claims ------------------------------------------------------------------------------
 
     def _claim(self, record: ObjectRecord, request: Request) -> bool:
-        """Leave out what other processes are fetching; False when that is all of it."""
+        """Leave out blocks that other processes fetch; False when none is left."""
         cached = record.cached
         if cached is None or not cached.storing or request.hedge_of is not None:
             return True
@@ -69,7 +69,7 @@ class Transfers:
         absent = cached.absent(block.index for block, _ in items)
         if not held and len(absent) == len(items):
             return True
-        refused = shared_claims.refused(
+        refused = shared_claims.leave_to_others(
             cached, request, held, absent, self._settings, time.monotonic()
         )
         if refused:
@@ -113,7 +113,7 @@ class Transfers:
         """What the store calls with the number of each block that arrived."""
         source, items, errors = record.source, request.items, request.errors
 
-        def arrived(number: int) -> None:
+        def deliver(number: int) -> None:
             try:
                 source.open_block(items[number][0].index, stored[number], raws[number])
             except Exception as error:  # for the readers, not for the store
@@ -121,7 +121,7 @@ class Transfers:
                 return
             self._deliver(record, request, number, raws[number], record.cached)
 
-        return arrived
+        return deliver
 
     def _read_cached(self, record: ObjectRecord, request: Request) -> None:
         cached, source = record.cached, record.source

@@ -27,7 +27,7 @@ class Decision:
 
     Whatever the block left in the scheduler's `effects` is carried out without the lock, however
     the block is left: by the thread that leaves it, or by another one that leaves a block of its
-    own at the same time. The lock is taken and let go of by the `with` itself, not in here, so that
+    own at the same time. The lock is taken and released by the `with` itself, not in here, so that
     an interrupt between two lines of ours cannot leave it held.
     """
 
@@ -80,7 +80,7 @@ class Workers:
     # --- acting ------------------------------------------------------------------------------
 
     def wake_threads(self, effects: Effects, *, starved: bool) -> Sequence[threading.Thread]:
-        """Wake the threads that have something to do; returns those that are to be started.
+        """Wake the threads that have something to do; returns those that must be started.
 
         Called with the lock held.
         """
@@ -165,9 +165,9 @@ class Workers:
     # --- for readers -------------------------------------------------------------------------
 
     def copy_small(self, source: BlockSource, offset: int, view: memoryview) -> bool:
-        """Copy a few bytes of one block that is in memory; False when it is not as simple.
+        """Copy a few bytes of one block that is in memory; False where more is needed.
 
-        Takes the bare lock: such reads come by the 100,000 a second, and nothing is decided.
+        Takes only the lock: there may be 100,000 such reads a second, and they decide nothing.
         """
         length = len(view)
         index, start = divmod(offset, source.block_bytes)
@@ -255,7 +255,7 @@ class Workers:
         self.stats.emit()  # of a reader that lives for days, each time it rests
 
     def _look_for_left_blocks(self) -> None:
-        """See what became of blocks that other processes fetch."""
+        """Look for blocks that other processes fetch."""
         with self.decision as scheduler, scheduler.lock:
             blocks = scheduler.completion.left_blocks(time.monotonic())
         if not blocks:

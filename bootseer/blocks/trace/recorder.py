@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable
 from bootseer.blocks.extents import PAGE_BYTES
 from bootseer.blocks.trace.trace_file import LIMITS, NEAR_MS, Touched, Trace
 
-WINDOW_S = 120.0  # a start whose first step comes later is recorded so far
+WINDOW_S = 120.0  # a start with a later first step is recorded up to here
 _SEGMENT_PAGES = 4096
 
 
 class Recorder:
     """First touches of one object, page by page, until `end` or until its window is over.
 
-    The window is of `window_s` from the first touch on: a program may begin to read long after its
-    recorder was made. `touch` is for what a program asked for itself, not for read-ahead, replay
-    and filling. Memory is one byte a page around what was touched, and the touches themselves, of
-    which `most_extents` are kept. One that continues another, which was made `elapsed_s` ago,
-    counts from the same moment.
+    The window lasts `window_s` from the first touch on, because a program may begin to read long
+    after its recorder was made. `touch` is for a program's own reads, not for read-ahead, replay
+    and filling. Memory is one byte a page around touched pages, and the touches themselves, of
+    which `most_extents` are kept. A recorder that continues another, made `elapsed_s` ago, counts
+    from the same moment.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Recorder:
             return [(first, count, at_ms) for first, count, at_ms in self._touches[number:]]
 
     def restore(self, touches: Iterable[tuple[int, int, int]]) -> None:
-        """Begin with what `since` of another recorder gave, without pages outside the object."""
+        """Begin with touches from another recorder's `since`, without pages outside the object."""
         pages = -(-self._size_bytes // self._page_bytes)
         with self._lock:
             for first, count, at_ms in touches:
@@ -121,15 +121,15 @@ class Recorder:
                     self._mark(first, min(first + count, pages), at_ms)
 
     def end(self) -> None:
-        """Record no more: the first step was reached, for example; twice is safe."""
+        """Stop recording, for example at the first step; twice is safe."""
         self.recording = False
         self._begun_or_ended.set()
 
     def trace(self, *, full: bool) -> Trace:
         """What was touched so far.
 
-        `full`: this start was a cold one to which nothing was replayed, so that what it did not
-        touch is known as well.
+        `full`: this start was a cold one to which nothing was replayed, so it shows also what a
+        start does not touch.
         """
         page_bytes, size_bytes = self._page_bytes, self._size_bytes
         with self._lock:  # threads come a little out of order; a trace is sorted as a merged one

@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, UsageError
 
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 8 << 20
-FAILURES = 3  # in a row: the store is away, and what is left of it belongs to demand
+FAILURES = 3  # in a row: the store fails, and what it can still do belongs to demand
 _POLL_S = 0.5
 
 
@@ -76,9 +76,9 @@ def plan_replay(
 class Replay(Closing):
     """Prefetches a trace's blocks through a fetcher, from a thread of its own.
 
-    At most `window_bytes` are under way at a time, so that demand finds the queues short. Where no
-    node cache takes the blocks, `most_bytes` is the memory that they may fill. A few faults in a
-    row end the replay, and `failed` says so; no reader ever sees them. Raises UsageError when the
+    At most `window_bytes` are under way at a time, so that demand meets short queues. Where no node
+    cache takes the blocks, `most_bytes` is the memory that they may fill. A few faults in a row end
+    the replay, and `failed` says so; readers never see these faults. Raises UsageError when the
     trace is of another object.
     """
 
@@ -173,7 +173,7 @@ class Replay(Closing):
                 if self._paused or full or not self._steps:
                     return bool(self._under_way)
                 step = self._steps.popleft()
-            # Outside the lock: pausing must never wait for a fetcher.
+            # Outside the lock, so that `pause` never waits for a fetcher.
             ticket = self._fetcher.prefetch(self._source, step.offset, step.length, Priority.HOT)
             self._under_way.append((ticket, step.length))
 

@@ -1,10 +1,10 @@
 """Traces: which ranges of an object a start touched, in which order; merged over starts.
 
-A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the full starts, which show
-everything that they read: cold ones to which nothing was replayed. Of a start from a warm page
-cache, or of a replayed one, only part of what it reads can be seen. Such starts are counted
-separately, as `replays`: they may make more of the object hot, and change neither the share of
-full starts that touched a page nor the order.
+A trace is one zstd frame of JSON (docs/blocks.md). `starts` counts the full starts, whose reads are
+all seen: cold ones to which nothing was replayed. Of a start from a warm page cache, or of a
+replayed one, only part of its reads can be seen. Such starts are counted separately, as `replays`:
+they may make more of the object hot, and change neither the share of full starts that touched a
+page nor the order.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 import zstandard
 
 from bootseer import light_dataclasses as dataclasses
-from bootseer.blocks.extents import PAGE_BYTES, Extent, aligned
+from bootseer.blocks.extents import PAGE_BYTES, Extent, align
 from bootseer.blocks.zstd_frames import unpack_frame
 from bootseer.errors import CorruptDataError, UsageError
 
 VERSION = 1
 NEAR_MS = 20  # first touches so close together are one moment: neighbours join
 MAX_NAME_CHARS = 512
-FEWEST_REPLAYS = 2  # that make hot what too few full starts touched: one may be chance
+FEWEST_REPLAYS = (
+    2  # needed to make hot what too few full starts touched: a single one may be a coincidence
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +78,10 @@ class Trace:
         """Bytes of all extents together."""
         return sum(extent.length for extent in self.extents)
 
-    def hot(self, share: float) -> Trace:
-        """Only what at least that share (0 to 1) of the full starts touched, or of the others.
+    def select_hot(self, share: float) -> Trace:
+        """Select what at least `share` (0 to 1) of the full starts touched, or of the others.
 
-        Where there are full starts, a single other one makes nothing hot.
+        Where there are full starts, a single other start makes nothing hot.
         """
         if share <= 0:
             return self
@@ -115,7 +117,7 @@ def serialise(trace: Trace) -> bytes:
 
 
 def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> Trace:
-    """Read a trace file. Raises CorruptDataError for whatever is not a plausible one."""
+    """Read a trace file. Raises CorruptDataError for anything but a plausible one."""
     if len(data) > limits.packed_bytes:
         raise CorruptDataError(f"{name} has {len(data)} bytes, more than {limits.packed_bytes}")
     try:
@@ -125,7 +127,7 @@ def parse(data: bytes, *, limits: Limits = LIMITS, name: str = "the trace") -> T
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise CorruptDataError(f"{name} is none of a version that is known here")
     try:
-        return _checked(document, limits)
+        return _check_document(document, limits)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{name} is damaged or forged: {error}") from error
 
@@ -136,7 +138,7 @@ def _unpack(data: bytes, limits: Limits, name: str) -> bytes:
     )
 
 
-def _checked(document: dict[str, Any], limits: Limits) -> Trace:
+def _check_document(document: dict[str, Any], limits: Limits) -> Trace:
     size_bytes = _number(document["size"], 0, (1 << 63) - 1)
     page_bytes = _number(document["page"], 512, 1 << 30)
     starts = _number(document["starts"], 0, limits.starts)
@@ -164,11 +166,11 @@ def _checked(document: dict[str, Any], limits: Limits) -> Trace:
         raise ValueError("a name that is none")
     extents.sort(key=lambda e: e.first_touch_ms)  # within a moment the file's order stands
     trace = Trace(names[0], size_bytes, names[1], starts, tuple(extents), page_bytes, replays)
-    return _normalised(trace)
+    return _normalise(trace)
 
 
-def _normalised(trace: Trace) -> Trace:
-    """Where no start was a full one, what is counted as such was touched by the others."""
+def _normalise(trace: Trace) -> Trace:
+    """Count touches as those of `replays` where there were no full starts."""
     if trace.starts or not any(extent.starts_seen for extent in trace.extents):
         return trace
     extents = tuple(
@@ -185,7 +187,7 @@ def _number(value: object, least: int, most: int) -> int:
     return value
 
 
-def _ordered(extents: Iterable[Touched]) -> tuple[Touched, ...]:
+def _sort_by_touch(extents: Iterable[Touched]) -> tuple[Touched, ...]:
     return tuple(sorted(extents, key=lambda e: (e.first_touch_ms, e.offset)))
 
 
@@ -199,15 +201,16 @@ def merge(traces: Sequence[Trace], share: float = 0.0) -> Trace:
         raise UsageError("there is no trace to merge")
     first = traces[0]
     _same_object(traces)
-    traces = [_normalised(trace) for trace in traces]
+    traces = [_normalise(trace) for trace in traces]
     starts, replays = sum(t.starts for t in traces), sum(t.replays for t in traces)
     tagged = [_Tagged(extent, number) for number, t in enumerate(traces) for extent in t.extents]
     pieces = [
-        _combined(start, end, [one.extent for one in covering], starts, replays)
+        _combine(start, end, [one.extent for one in covering], starts, replays)
         for start, end, covering in _cut_at_borders(tagged)
     ]
-    extents = _ordered(_join(pieces))
-    return dataclasses.replace(first, starts=starts, replays=replays, extents=extents).hot(share)
+    extents = _sort_by_touch(_join(pieces))
+    merged = dataclasses.replace(first, starts=starts, replays=replays, extents=extents)
+    return merged.select_hot(share)
 
 
 def _same_object(traces: Iterable[Trace]) -> None:
@@ -216,12 +219,12 @@ def _same_object(traces: Iterable[Trace]) -> None:
 
 
 def without(whole: Trace, part: Trace) -> Trace:
-    """What `whole` has beyond `part`, which was merged into it: the starts since then.
+    """Subtract `part`, which was merged into `whole`: the result has the starts since then.
 
     Raises UsageError for traces of different objects.
     """
     _same_object([whole, part])
-    whole, part = _normalised(whole), _normalised(part)
+    whole, part = _normalise(whole), _normalise(part)
     pieces = [
         Touched(
             start,
@@ -237,14 +240,14 @@ def without(whole: Trace, part: Trace) -> Trace:
         whole,
         starts=max(0, whole.starts - part.starts),
         replays=max(0, whole.replays - part.replays),
-        extents=_ordered(remaining),
+        extents=_sort_by_touch(remaining),
     )
 
 
 def covers(whole: Trace, part: Trace) -> bool:
-    """Whether `part` says nothing that `whole` does not, so that it may be in it already."""
+    """Whether `whole` has all that `part` has, so that `part` may be merged into it already."""
     _same_object([whole, part])
-    whole, part = _normalised(whole), _normalised(part)
+    whole, part = _normalise(whole), _normalise(part)
     return (
         whole.starts >= part.starts
         and whole.replays >= part.replays
@@ -256,7 +259,7 @@ def covers(whole: Trace, part: Trace) -> bool:
 
 
 def _both(one: Trace, other: Trace) -> Iterator[tuple[int, int, Touched, Touched]]:
-    """The object's touched pieces, each with what two traces say of it."""
+    """The object's touched pieces, each with its extents in two traces."""
     tagged = [_Tagged(e, number) for number, t in enumerate((one, other)) for e in t.extents]
     for start, end, covering in _cut_at_borders(tagged):
         by_trace = {each.trace: each.extent for each in covering}
@@ -290,8 +293,8 @@ def _cut_at_borders(tagged: Iterable[_Tagged]) -> Iterator[tuple[int, int, list[
             del covering[number]
 
 
-def _combined(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
-    """One piece: seen by all together, ordered by full starts where there is one."""
+def _combine(start: int, end: int, over: list[Touched], starts: int, replays: int) -> Touched:
+    """One piece with the starts of all traces, ordered by full starts where there are any."""
     full = sum(one.starts_seen for one in over)
     others = sum(one.replays_seen for one in over)
     weighted = [(one.first_touch_ms, one.starts_seen) for one in over if one.starts_seen]
@@ -344,7 +347,7 @@ class FilePlace(NamedTuple):
 
 
 def moves(old: Mapping[str, FilePlace], new: Mapping[str, FilePlace]) -> list[Move]:
-    """What two versions share, file by file: of the same path and content, else content alone."""
+    """The bytes that two versions share, by files of equal path and content, or equal content."""
     by_digest = {place.digest: place for place in old.values()}
     moved: list[Move] = []
     for path, place in new.items():
@@ -352,11 +355,11 @@ def moves(old: Mapping[str, FilePlace], new: Mapping[str, FilePlace]) -> list[Mo
         if before is None or before.digest != place.digest:
             before = by_digest.get(place.digest)
         if before is not None:
-            moved += _paired(before.extents, place.extents)
+            moved += _pair_extents(before.extents, place.extents)
     return moved
 
 
-def _paired(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
+def _pair_extents(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
     """Pair two lists of extents that hold the same bytes, cut in different ways."""
     moved = []
     left, right = list(reversed(old)), list(reversed(new))
@@ -373,17 +376,17 @@ def _paired(old: Sequence[Extent], new: Sequence[Extent]) -> list[Move]:
 
 
 def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes: int) -> Trace:
-    """The trace for a new version of its object: what was touched, wherever it lies now.
+    """The trace for a new version of its object, with touched bytes at their new places.
 
-    Pages that are new or whose content changed are not in it; the next starts add them. Shares
-    stay as they are.
+    It lacks pages that are new or whose content changed; the next starts add them. Shares stay as
+    they are.
     """
     old = sorted(trace.extents)
     carried: list[Touched] = []
     for move in moved:
         at = max(0, bisect.bisect_right(old, move.old, key=lambda e: e.offset) - 1)
         while at < len(old) and old[at].offset < move.old + move.length:
-            carried += _carried(old[at], move, trace.page_bytes, size_bytes)
+            carried += _carry_extent(old[at], move, trace.page_bytes, size_bytes)
             at += 1
     pieces = []
     for start, end, covering in _cut_at_borders(_Tagged(extent, 0) for extent in carried):
@@ -391,14 +394,14 @@ def carry_over(trace: Trace, moved: Iterable[Move], object_name: str, size_bytes
         count = max(one.extent.starts_seen for one in covering)
         replays = max(one.extent.replays_seen for one in covering)
         pieces.append(Touched(start, end - start, first_touch_ms, count, replays))
-    extents = _ordered(_join(pieces))
+    extents = _sort_by_touch(_join(pieces))
     return dataclasses.replace(trace, object=object_name, size_bytes=size_bytes, extents=extents)
 
 
-def _carried(extent: Touched, move: Move, page_bytes: int, size_bytes: int) -> list[Touched]:
+def _carry_extent(extent: Touched, move: Move, page_bytes: int, size_bytes: int) -> list[Touched]:
     """The pages that an extent's part of a move touches in the new version."""
     start = max(extent.offset, move.old)
     end = min(extent.offset + extent.length, move.old + move.length)
     place = (start - move.old + move.new, end - start)
-    pages = aligned([place], size_bytes, page_bytes)
+    pages = align([place], size_bytes, page_bytes)
     return [extent._replace(offset=p.offset, length=p.length) for p in pages]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "build",
-    help="""Make the block image of the image REF and push it beside it, once.
+    help="""Make the block image of the image REF and push it next to it, once.
 
     REF is an image's name, oci-layout:DIR[:TAG], docker-archive:FILE[:NAME], or docker-daemon:NAME
     for one that a running Docker or Podman holds. The block image lies in the same repository and

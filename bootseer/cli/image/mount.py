@@ -38,8 +38,8 @@ events_option = click.option(
     callback=_check_events_directory,
     default="",
     metavar="DIR",
-    help="Recording ends when `first_step` is told in this directory of event files; ours go there "
-    "too, unless BOOTSEER_EVENTS names another place.",
+    help="Recording ends when `first_step` is written in this directory of event files; ours go "
+    "there too, unless BOOTSEER_EVENTS names another place.",
 )
 
 

@@ -112,7 +112,7 @@ serving_options = combine_options(
         envvar="BOOTSEER_IMAGE_FILL",
         default=True,
         show_default=True,
-        help="Fetch the rest of an image too, after the start or when nobody reads.",
+        help="Fetch the rest of an image too, after the start or when nothing is read.",
     ),
     click.option(
         "--fill-rate",

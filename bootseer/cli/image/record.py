@@ -39,7 +39,7 @@ from bootseer.errors import UsageError
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="Recording ends so long after the start, unless `first_step` is told before.",
+    help="Recording ends this long after the start, unless `first_step` is recorded before.",
 )
 @click.option("--stop", is_flag=True, help="End the command once it is recorded.")
 @click.option(

@@ -43,7 +43,7 @@ def command(
     """Read a hot set of the image REF ahead in its tree at DIR.
 
     `image mount` replays its workload's hot set by itself. This is for a further workload of an
-    image that is mounted already, and for a tree that somebody else unpacked on a slow disk.
+    image that is mounted already, and for a tree that another program unpacked on a slow disk.
     """
     import dataclasses
 

@@ -11,8 +11,8 @@ from bootseer.cli.image.options import runtime_option
     "umount",
     help="""End the mount at DIR that `bootseer image mount` made.
 
-    Fails while files are open in it; with --lazy its name goes at once, and the rest when its
-    last user has gone. The image's server ends with its last mount, in whatever namespace.
+    Fails while files are open in it; with --lazy its name is removed at once, and the rest when
+    its last file is closed. The image's server ends with its last mount, in whatever namespace.
     """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path())

@@ -23,7 +23,7 @@ _store_option = click.option(
     "--store",
     envvar="BOOTSEER_STORE",
     metavar="DIR",
-    help="Where the history lives (in DIR/history); default: beside the events, in "
+    help="Where the history lives (in DIR/history); default: next to the events, in "
     "~/.local/state/bootseer.",
 )
 

@@ -37,7 +37,7 @@ store_options = combine_options(
         envvar="BOOTSEER_STORE_USER",
         default="",
         metavar="NAME",
-        help="Who we are to a store that believes it (simple authentication).",
+        help="The user name for a store that trusts it (simple authentication).",
     ),
     click.option(
         "--auth",

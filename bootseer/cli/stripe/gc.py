@@ -34,7 +34,7 @@ def command(url: str, grace: float, dry_run: bool, as_json: bool, **store_parame
     """Remove the versions that URL no longer points to, and what killed writers left.
 
     URL is a checkpoint, or a folder of which every checkpoint is looked at. One that cannot be
-    is told on standard error, and the exit code is then of that error.
+    is reported on standard error, and the exit code is then of that error.
     """
     from bootseer.storage.open import open_object, open_store
     from bootseer.stripedfs.format.pointer import checkpoint_folder

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def command(url: str, recursive: bool, as_json: bool, **store_parameters: Any) -> int:
     """List the checkpoints and files of the folder URL, or what the checkpoint URL holds.
 
-    One that cannot be looked at is told on standard error, beside the list of the others; the
-    exit code is then of that error.
+    One that cannot be looked at is reported on standard error, besides the list of the
+    others; the exit code is then of that error.
     """
     from bootseer.stripedfs.read.listing import list_entries
     from bootseer.stripedfs.read.open import locate

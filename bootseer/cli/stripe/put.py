@@ -77,7 +77,7 @@ def command(
     """Store the file or directory SOURCE as the checkpoint URL.
 
     The checkpoint appears, or replaces the one before, in one step when all of it is stored.
-    What was before stays readable for who has it open, until `gc`.
+    Readers of the previous version can go on until `gc`.
     """
     from bootseer.storage.open import open_object
     from bootseer.stripedfs.write.put import put_into

@@ -10,7 +10,7 @@ from bootseer.cli.shared.options import store_options, take_store_options
 
 
 @click.command("rm")
-@click.option("--force", is_flag=True, help="Even while somebody is writing it.")
+@click.option("--force", is_flag=True, help="Even while it is being written.")
 @store_options
 @click.argument("url")
 def command(url: str, force: bool, **store_parameters: Any) -> int:

@@ -9,8 +9,8 @@ import click
     "umount",
     help="""End the mount at DIR that `bootseer stripe mount` made.
 
-    Fails while files are open in it; with --lazy its name goes at once, and the rest when its
-    last user has gone.
+    Fails while files are open in it; with --lazy its name is removed at once, and the rest when
+    its last file is closed.
     """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path())

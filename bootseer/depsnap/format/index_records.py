@@ -11,7 +11,7 @@ from bootseer.depsnap.types import Digest, XAttrs
 
 
 class BadIndexError(Exception):
-    """A fault in the index's bytes; who catches it adds the archive's path."""
+    """A fault in the index's bytes; the caller that catches it adds the archive's path."""
 
 
 class Frame(NamedTuple):

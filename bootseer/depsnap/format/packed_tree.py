@@ -55,7 +55,7 @@ def make_metadata(
         prefix = b"%d" % root_number
         for number in range(root.first, root.first + root.count):
             entry = _entry(index, number, prefix, places[number], mode[number])
-            kept, dropped = _supported(xattrs.get(number, ()))
+            kept, dropped = _select_supported(xattrs.get(number, ()))
             if kept:
                 entry.xattrs = kept
             lost += dropped
@@ -100,7 +100,7 @@ def _entry(index: Index, number: int, prefix: bytes, place: int, mode: int) -> E
     return entry
 
 
-def _supported(xattrs: XAttrs) -> tuple[dict[bytes, bytes], int]:
+def _select_supported(xattrs: XAttrs) -> tuple[dict[bytes, bytes], int]:
     """The attributes that EROFS can hold, and how many it cannot."""
     kept = {
         os.fsencode(name): value

@@ -68,7 +68,7 @@ def member(
     flat = _ustar(name, _TYPES[kind], mode, uid, gid, stored, seconds, target)
     if not records:
         return flat + body
-    return _extended(name, records) + flat + body
+    return _encode_extended(name, records) + flat + body
 
 
 def _too_large(
@@ -87,7 +87,7 @@ def _too_large(
         yield b"size", b"%d" % stored
 
 
-def _extended(name: bytes, records: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _encode_extended(name: bytes, records: Sequence[tuple[bytes, bytes]]) -> bytes:
     data = b"".join([_record(key, value) for key, value in records])
     label = b"./PaxHeaders/" + name.rstrip(b"/").rpartition(b"/")[2][:80]
     return _ustar(label, b"x", 0o644, 0, 0, len(data), 0, b"") + data + padding(len(data))

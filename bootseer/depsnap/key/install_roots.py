@@ -313,7 +313,7 @@ def _python_of_script(program: str, search: str, cwd: str) -> str:
 def begin_to_ask(command: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
     """Start the interpreter of a plain install now, so that `find` need not wait for it.
 
-    For a caller who has other work first; without it `find` gives the same answer.
+    For a caller that has other work first; without it `find` gives the same answer.
     """
     installs = [_with_uv_folder(install, environ) for install in plan(command)]
     if len(installs) != 1 or installs[0].tool not in ("pip", "uv"):

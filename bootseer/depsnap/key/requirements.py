@@ -246,11 +246,11 @@ def _read_lists(
                 continue
             texts[path] = text
         here = os.path.dirname(path)
-        pending += [join(here, name) for name in _included(texts[path], environ)]
+        pending += [join(here, name) for name in _find_included(texts[path], environ)]
     return texts
 
 
-def _included(text: str, environ: Mapping[str, str]) -> Iterator[str]:
+def _find_included(text: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Paths of the files that a list includes (pip: _internal/req/req_file.py, preprocess)."""
     for option, name in list_options(_normalise(text, environ)):
         path = local_path(name) if option in _INCLUDING else None

@@ -91,7 +91,7 @@ def distributions(root: str) -> list[str]:
     for place in _PLACES:
         folders = [root]
         for part in place.split("/"):
-            folders = [path for folder in folders for path in _matching(folder, part)]
+            folders = [path for folder in folders for path in _find_matching(folder, part)]
         listed = [(f, _names(f)) for f in folders if place == "." or not os.path.islink(f)]
         for kind in (".dist-info", ".egg-info"):
             for folder, names in listed:
@@ -108,7 +108,7 @@ def top_level(path: str) -> list[str]:
     return sorted(n for n in names if not n.startswith(WORK_PREFIX) and n != "__pycache__")
 
 
-def _matching(folder: str, part: str) -> list[str]:
+def _find_matching(folder: str, part: str) -> list[str]:
     """Paths in a folder that match a part of a place; one without `*` need not exist."""
     begin, star, end = part.partition("*")
     if not star:

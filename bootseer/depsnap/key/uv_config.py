@@ -51,7 +51,9 @@ def workspace_of(project: str) -> str:
         description = _read_description(above)
         workspace = table(description, "tool", "uv", "workspace")
         if "workspace" in table(description, "tool", "uv"):
-            members, others = (_matching(above, workspace.get(n)) for n in ("members", "exclude"))
+            members, others = (
+                _find_matching(above, workspace.get(n)) for n in ("members", "exclude")
+            )
             return above if project in members and project not in others else project
         higher = os.path.dirname(above)
         if higher == above or (above != project and "project" in description):
@@ -62,7 +64,7 @@ def workspace_of(project: str) -> str:
 def members_of(workspace: str) -> list[str]:
     """The directories of a workspace's members, its root among them."""
     described = table(_read_description(workspace), "tool", "uv", "workspace")
-    members, others = (_matching(workspace, described.get(n)) for n in ("members", "exclude"))
+    members, others = (_find_matching(workspace, described.get(n)) for n in ("members", "exclude"))
     return sorted({workspace, *members} - others)
 
 
@@ -106,7 +108,7 @@ def sources_of(folder: str) -> Iterator[tuple[str, bool]]:
         yield from ((path, True) for path in members_of(root) if path != folder)
 
 
-def _matching(root: str, patterns: object) -> set[str]:
+def _find_matching(root: str, patterns: object) -> set[str]:
     """The directories that a workspace's patterns match."""
     import glob
 

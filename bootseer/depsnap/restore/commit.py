@@ -123,14 +123,14 @@ def recover(target: str, step: Step = no_step) -> Recovery:
 
 
 def _recover_stage(target: str, path: str, step: Step) -> Recovery:
-    with _locked(path) as present:
+    with _hold_lock(path) as present:
         if not present:
             return Recovery("clean")
         group = _read_json(os.path.join(path, GROUP))
         if group is None:
             return _recover_group(target, path, path, step)
         first = _first_of(group, path)
-        with _locked(first) as has_first:
+        with _hold_lock(first) as has_first:
             return _recover_group(target, path, first if has_first else path, step)
 
 
@@ -207,7 +207,7 @@ def _state(first: str) -> tuple[str | None, dict[str, Any] | None]:
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[bool]:
+def _hold_lock(path: str) -> Iterator[bool]:
     """Hold a staging's lock; gives False when there is no staging."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -228,7 +228,7 @@ def _all_locked(paths: Sequence[str]) -> Iterator[None]:
     if not paths:
         yield
         return
-    with _locked(paths[0]), _all_locked(paths[1:]):
+    with _hold_lock(paths[0]), _all_locked(paths[1:]):
         yield
 
 

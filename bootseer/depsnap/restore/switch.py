@@ -94,14 +94,14 @@ class Below:
     def attributes(self, path: str) -> XAttrs:
         """The extended attributes of a directory; as in a scan, none where they are unreadable."""
         try:
-            with self.opened(path) as descriptor:
+            with self.open_directory(path) as descriptor:
                 names = [n for n in os.listxattr(descriptor) if not n.startswith(HOST_XATTRS)]
                 return tuple((n, os.getxattr(descriptor, n)) for n in sorted(names))
         except OSError:
             return ()
 
     @contextmanager
-    def opened(self, path: str) -> Iterator[int]:
+    def open_directory(self, path: str) -> Iterator[int]:
         """Open a directory itself; gives its descriptor."""
         folder, name = self.parent(path)
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
@@ -275,7 +275,7 @@ def _set_xattrs(target: Below, path: str, wanted: XAttrs | None) -> None:
     if wanted is None:
         return
     names = {name for name, _ in wanted}
-    with target.opened(path) as descriptor:
+    with target.open_directory(path) as descriptor:
         for name in os.listxattr(descriptor):
             if name not in names and not name.startswith(HOST_XATTRS):
                 try:

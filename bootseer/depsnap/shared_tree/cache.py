@@ -9,8 +9,8 @@ unpacking. `trees/<index digest>.packed/` is the same as two files (see `format.
 Protection. Nothing writes to a tree through an overlay or a read-only bind. An unprivileged
 owner's tree has no write bits at all. Root, and jobs that were given hard links, can still write
 into the shared files; so each use begins with a walk that compares every entry's inode, mode, size,
-mtime and ctime with the *seal* taken after unpacking. A ctime cannot be set by a program, so any
-change is found, and a changed tree is discarded and unpacked again. Making hard links changes
+mtime and ctime with the *fingerprint* taken after unpacking. A ctime cannot be set by a program, so
+any change is found, and a changed tree is discarded and unpacked again. Making hard links changes
 ctimes: from then on the files' own are left out of the comparison. A tree of an earlier boot is
 unpacked again too, since nothing was synced. Of a packed tree only the two files are compared.
 """
@@ -88,7 +88,7 @@ def find(cache_dir: str, digest: Digest, *, packed: bool = False) -> SharedTree 
     record = _read_record(path)
     if record is None:
         return None
-    if record["boot"] != boot_id() or not _unchanged(path, record):
+    if record["boot"] != boot_id() or not _is_unchanged(path, record):
         _discard_quietly(cache_dir, digest, packed)
         return None
     os.utime(os.path.join(path, _RECORD))
@@ -114,12 +114,12 @@ def _last_used_ns(path: str) -> int:
     return os.stat(os.path.join(path, _RECORD)).st_mtime_ns
 
 
-def _unchanged(path: str, record: dict[str, Any]) -> bool:
+def _is_unchanged(path: str, record: dict[str, Any]) -> bool:
     try:
         if _is_packed(path):
-            return bool(packed_mount.seal(path) == record["seal"])
+            return bool(packed_mount.compute_fingerprint(path) == record["seal"])
         loose = os.path.lexists(os.path.join(path, _LINKED))
-        return bool(_seal(path, record)[loose] == record["seal"][loose])
+        return bool(_compute_fingerprint(path, record)[loose] == record["seal"][loose])
     except OSError:
         return False  # a part of it was removed, or cannot be read
 
@@ -221,7 +221,7 @@ def _unpack(
                 _remove_write_bits(index, places)
             _copy_index(archive, index, os.path.join(new, _INDEX), stall_s)
         _write_record(new, index, packed)
-        step("sealed")
+        step("fingerprinted")
         os.rename(new, path)
         step("published")
     except BaseException:  # a signal too: half a tree is of no use
@@ -268,15 +268,17 @@ def _write_record(path: str, index: Index, packed: bool) -> None:
         "roots": [[root.root, str(n), root.deleted] for n, root in enumerate(index.roots)],
         "size": index.raw_bytes,
     }
-    record["seal"] = packed_mount.seal(path) if packed else _seal(path, record)
+    record["seal"] = (
+        packed_mount.compute_fingerprint(path) if packed else _compute_fingerprint(path, record)
+    )
     with open(os.path.join(path, _RECORD), "w", encoding="ascii") as file:
         json.dump(record, file)
 
 
-def _seal(path: str, record: dict[str, Any]) -> list[str]:
-    from bootseer.depsnap.shared_tree.fingerprint import seal  # a packed tree needs none
+def _compute_fingerprint(path: str, record: dict[str, Any]) -> list[str]:
+    from bootseer.depsnap.shared_tree.fingerprint import compute_fingerprint  # packed: not needed
 
-    return seal([os.path.join(path, name) for _, name, _ in record["roots"]])
+    return compute_fingerprint([os.path.join(path, name) for _, name, _ in record["roots"]])
 
 
 def _path(cache_dir: str, digest: Digest, packed: bool = False) -> str:

@@ -17,7 +17,7 @@ _DIVISIBLE = 256
 _name = attrgetter("name")
 
 
-def seal(roots: list[str]) -> list[str]:
+def compute_fingerprint(roots: list[str]) -> list[str]:
     """Two digests over every entry below `roots`: with and without the files' ctimes.
 
     Each directory is hashed with its path, and the hashes are added up, so that two processes can

@@ -140,7 +140,7 @@ def _present_placements(
         record = placement_records.find(cache_dir, target)
         if record is None or record.digest != shared.digest or not record.alive:
             return None
-        if record.written:
+        if record.was_written:
             return None  # the caller may miss what was deleted or changed there
         if form not in ("auto", record.form):
             return None

@@ -22,7 +22,7 @@ _IN_TRIAL = ("image", "upper", "work", "shown")
 _META_AHEAD_BYTES = 16 << 20
 
 
-def seal(folder: str) -> list[list[int]]:
+def compute_fingerprint(folder: str) -> list[list[int]]:
     """The metadata that shows whether either file was changed. Raises OSError where one is
     missing."""
     out = []

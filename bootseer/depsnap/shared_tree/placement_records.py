@@ -55,7 +55,7 @@ class Record:
     @property
     def alive(self) -> bool | None:
         """Whether it still exists; None when another mount namespace hides the answer."""
-        if self.linked:
+        if self.is_linked:
             return True
         if self.boot != boot_id():
             return False
@@ -65,14 +65,14 @@ class Record:
         return False if ended else None
 
     @property
-    def linked(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether it is a symlink that is still as it was made, as seen from here."""
         if self.form != "symlink" or not os.path.islink(self.target):
             return False
         return os.readlink(self.target) == self.source
 
     @property
-    def written(self) -> bool:
+    def was_written(self) -> bool:
         """Whether anything was written through an overlay."""
         for place in (self.folder, os.path.join(self.folder, PRIVATE)):
             upper = os.path.join(place, UPPER)
@@ -96,7 +96,7 @@ def find(cache_dir: str, target: str) -> Record | None:
     own = read(folder_of(cache_dir, target))
     if own is not None or not os.path.islink(target):
         return own
-    linked = (r for r in all_records(cache_dir) if r.target == target and r.linked)
+    linked = (r for r in all_records(cache_dir) if r.target == target and r.is_linked)
     return next(linked, None)
 
 

@@ -127,7 +127,9 @@ def plan(
             why = removals[state.snapshots[0].record].why
             rest = [Removal(o.name, o.size_bytes, why) for o in state.objects]
             removals |= {
-                removal.name: removal for removal in _ordered(rest) if removal.name not in removals
+                removal.name: removal
+                for removal in _sort_for_removal(rest)
+                if removal.name not in removals
             }
     return list(removals.values())
 
@@ -173,10 +175,10 @@ def _leftovers(state: KeyState, now: float) -> list[Removal]:
 
 
 def _removals_of(snapshot: _Sized, why: Why) -> list[Removal]:
-    return _ordered([Removal(o.name, o.size_bytes, why) for o in snapshot.objects])
+    return _sort_for_removal([Removal(o.name, o.size_bytes, why) for o in snapshot.objects])
 
 
-def _ordered(removals: Sequence[Removal]) -> list[Removal]:
+def _sort_for_removal(removals: Sequence[Removal]) -> list[Removal]:
     """Records before archives, so that no reader finds a record without one.
 
     Lease generations stay: they are tiny, and reusing a number could let two holders in.

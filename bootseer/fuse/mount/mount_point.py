@@ -1,4 +1,4 @@
-"""What is mounted, and unmounting it. Only `_answers` asks the server of a mount anything."""
+"""Finding what is mounted, and unmounting it. Only `_answers` asks a mount's server."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _answers(mountpoint: str) -> bool:
 def has_ended(descriptor: int) -> bool:
     """Whether the mount of a `/dev/fuse` descriptor has ended (fuse_dev_poll in fs/fuse/dev.c).
 
-    One that lost its name while files are open has not.
+    A mount that lost its name while files are open has not ended.
     """
     import select  # callers that only look at mounts do without
 
@@ -221,7 +221,9 @@ class MountPoint:
         """Whether it is (still) what is mounted there."""
         if not self._device:
             return False
-        over = self._ended()  # asked first: what is found while it is not over is ours
+        over = (
+            self._ended()
+        )  # asked before looking: while it is not over, what is mounted there is ours
         mounted = find_mount(self.target)
         ours = (self._device, KIND, self._source)
         if mounted is None or (mounted.device, mounted.kind, mounted.source) != ours:
@@ -235,7 +237,7 @@ class MountPoint:
                 unmount(self.target, lazily=lazily, force=force)
 
     def abandon(self) -> None:
-        """No server answers any more: end the connection, so that readers fail and do not wait."""
+        """End the connection of a mount without a server, so that readers fail and do not wait."""
         with contextlib.suppress(BootseerError):
             self.unmount(lazily=True, force=True)
 

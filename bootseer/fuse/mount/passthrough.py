@@ -89,8 +89,8 @@ class Backings:
         self._faults = faults
         self._lock = threading.Lock()
 
-    def opened(self, inode: Inode, opened: Opened) -> int:
-        """The backing id of this opening; 0 when it is served by us."""
+    def acquire(self, inode: Inode, opened: Opened) -> int:
+        """Count an opening; returns its backing id, 0 when it is served by us."""
         inodes = self._inodes
         if inodes is None:
             return 0
@@ -108,8 +108,8 @@ class Backings:
             inodes.set(inode, backing_id, handles + 1)
             return backing_id
 
-    def released(self, inode: Inode) -> None:
-        """One handle of the inode is closed."""
+    def release(self, inode: Inode) -> None:
+        """Count a closed handle of the inode."""
         inodes = self._inodes
         if inodes is None:
             return

@@ -26,7 +26,7 @@ from bootseer.system.readiness import readable
 
 END_S = 10.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
-"""After so long a wait for a mount it is reported; the server itself has no standard streams."""
+"""A wait for a mount that takes this long is reported, by the process that waits."""
 
 LOG_LIMIT_S = 1.0
 UNLOGGED = "give --log-file FILE to see why"
@@ -96,8 +96,8 @@ def start(
 ) -> Answer:
     """Have a child of this process `serve`; returns its answer, and leaves it running.
 
-    `waits_for` names what must answer before it can mount. `tries` is 1 where it sends word of
-    each try that failed (`WAITING`), and 0 where it does not.
+    `waits_for` names what must answer before it can mount. `tries` is 1 where it reports each
+    failed try (`WAITING`), and 0 where it does not.
 
     The child is a session of its own, in `/`, with nothing open that a terminal would wait for.
     `serve` calls its argument with the answer once the mount is served. Raises what `serve`
@@ -124,10 +124,12 @@ def start(
             mountpoint=mountpoint,
             advice=f"see {log_file}" if log_file else unlogged,
         )
-    except BaseException as error:  # an interrupt too: without its caller no server stays
+    except BaseException as error:  # an interrupt too: no server must outlive the caller's wait
         try:
             if log_file and isinstance(error, StoreUnavailableError):
-                with contextlib.suppress(BootseerError):  # the error names the log, so it has it
+                with contextlib.suppress(
+                    BootseerError
+                ):  # the error refers to the log, so it must be there
                     Log.open(log_file, mountpoint).say(
                         f"not mounted, waited for {waits_for}: {error}"
                     )
@@ -174,7 +176,9 @@ def _run_in_background(
 
         serve(send)
         code = 0
-    except BaseException as error:  # a border: this process must end here, and the caller get why
+    except (
+        BaseException
+    ) as error:  # a border: this process must end here, and the caller get the reason
         answer = encode_error(error)
         if is_starting:
             with contextlib.suppress(OSError):
@@ -192,7 +196,7 @@ def send_answer(pipe: int, answer: Answer) -> None:
 
 
 def send_waiting(send: Send, why: str, tries: int, left_s: float) -> None:
-    """Send word that a try failed and another one follows; raises nothing."""
+    """Report that a try failed and another one follows; raises nothing."""
     with contextlib.suppress(OSError):  # the other process has ended
         send({WAITING: {"why": why[:_MAX_REASON_CHARS], "tries": tries, "left_s": left_s}})
 
@@ -224,7 +228,7 @@ def receive_answer(pipe: int, wait: Wait, *, mountpoint: str, advice: str = UNLO
 
 
 class Wait:
-    """The wait for one answer, which is reported now and then once it is long.
+    """A wait for one answer, which is reported from time to time once it is long.
 
     `tries` is the number of the try that is under way, 0 where that is not known.
     """
@@ -236,7 +240,7 @@ class Wait:
         self._report_s = self._began_s + REPORT_AFTER_S
 
     def note_try(self, why: str, tries: int, left_s: float) -> None:
-        """A try failed, and another one follows."""
+        """Note that a try failed and another one follows."""
         self._why, self._tries = why, tries + 1
         self._last_try_s = min(self._end_s, time.monotonic() + left_s)
 

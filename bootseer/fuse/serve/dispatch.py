@@ -65,7 +65,7 @@ REVERSIBLE = frozenset(
         Opcode.READDIRPLUS,
     }
 )
-"""Those that `Operations.may_block` is about. The process that waits for one of them may be
+"""The requests that `Operations.may_block` covers. The process that waits for one of them may be
 killed: they change nothing that `Dispatcher.take_back` does not take back."""
 _BLOCKING_WHEN_WRITABLE = MODIFYING | {
     Opcode.FLUSH,
@@ -194,7 +194,7 @@ class Dispatcher:
         return blocking if self._read_only else blocking | _BLOCKING_WHEN_WRITABLE
 
     def dispatch(self, data: memoryview) -> tuple[int, int, Buffer]:
-        """The unique id, errno (0 = none) and body of the reply to one request that wants one."""
+        """The unique id, errno (0 = none) and body of the reply to a request that gets one."""
         unique = 0
         try:
             request = requests.parse(data)
@@ -228,7 +228,7 @@ class Dispatcher:
                 self.operations.forget(Inode(inode), 1)
         elif request.opcode == Opcode.OPEN:
             self.operations.release(request.inode, Handle(_FIRST_FIELD.unpack_from(reply)[0]))
-            self._backings.released(request.inode)
+            self._backings.release(request.inode)
         elif request.opcode == Opcode.OPENDIR:
             self._listings.pop(Handle(_FIRST_FIELD.unpack_from(reply)[0]), None)
         elif request.opcode == Opcode.READDIRPLUS:
@@ -279,9 +279,9 @@ class Dispatcher:
     def _open_reply(self, inode: Inode, flags: int, opened: Opened) -> bytes:
         reads_only = flags & os.O_ACCMODE == os.O_RDONLY
         open_flags = replies.FOPEN_NOFLUSH if reads_only else 0
-        backing_id = self._backings.opened(inode, opened)
+        backing_id = self._backings.acquire(inode, opened)
         if backing_id:
-            # Nothing else: the cache is the backing file's, and KEEP_CACHE would make open fail.
+            # No other flag: the cache is the backing file's, and KEEP_CACHE would make open fail.
             open_flags |= replies.FOPEN_PASSTHROUGH
             return replies.pack_open(opened.handle, open_flags, backing_id)
         if opened.keep_cache:
@@ -299,7 +299,7 @@ class Dispatcher:
         try:
             self.operations.release(request.inode, handle)
         finally:
-            self._backings.released(request.inode)
+            self._backings.release(request.inode)
         return b""
 
     def _getxattr(self, request: Request) -> bytes:
@@ -318,7 +318,7 @@ class Dispatcher:
         return replies.pack_open(handle, 0)
 
     def _entries(self, request: Request) -> Sequence[Entry]:
-        """The listing of when it was opened; of now if that was in the server before this one."""
+        """The listing made when it was opened; a new one if an earlier server made that."""
         handle: Handle = request.body.handle
         entries = self._listings.get(handle)
         if entries is None:

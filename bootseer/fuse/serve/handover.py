@@ -52,7 +52,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class RestartLimits:
     """After `deaths` workers in a row that each served for less than `young_s` the mount ends.
 
-    Each of them makes the next start wait `pause_s` longer. A worker that does not serve
+    Each of these delays the next worker's start by another `pause_s`. A worker that does not serve
     `ready_s` after its start is killed.
     """
 

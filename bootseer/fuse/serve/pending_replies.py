@@ -59,7 +59,7 @@ class Device:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """No use after this; twice is safe."""
+        """Close it once no thread uses it; twice is safe."""
         with self._changed:
             if self._closed:
                 return
@@ -148,13 +148,13 @@ class PendingReplies:
         self._faults = faults
         self._pending: dict[int, PendingReply] = {}
         self._early_interrupts: dict[int, None] = {}
-        """Of requests whose reply may become pending yet."""
+        """Of requests whose reply may still become pending."""
         self._interrupted: set[int] = set()
         self._lock = threading.Lock()
         self._is_watching = False
 
     def add(self, unique: int, pid: int) -> PendingReply:
-        """A reply that will be sent later."""
+        """Make a reply that will be sent later."""
         reply = PendingReply(self, unique, pid)
         with self._lock:
             self._pending[unique] = reply
@@ -179,7 +179,7 @@ class PendingReplies:
                 self._faults.report_failure("sending a late answer", error)
 
     def interrupt(self, unique: int) -> None:
-        """INTERRUPT: the requester got a signal. Its reply need not be pending yet."""
+        """Handle INTERRUPT: the requester got a signal. Its reply may not be pending yet."""
         with self._lock:
             if unique not in self._pending:
                 put_youngest(self._early_interrupts, unique, None, _MAX_EARLY_INTERRUPTS)

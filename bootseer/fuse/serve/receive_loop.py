@@ -178,7 +178,7 @@ class ReceiveLoop:
         return None
 
     def _handle_other(self, opcode: int, buffer: bytearray, count: int) -> bytearray:
-        """Any request but READ; returns the buffer to receive into from now on."""
+        """Handle any request but READ; returns the buffer to receive into from now on."""
         if opcode in self._blocking:
             return self._pass_to_worker(buffer, count)
         if opcode == Opcode.INTERRUPT:
@@ -188,7 +188,7 @@ class ReceiveLoop:
         return buffer
 
     def _on_refused_reply(self, unique: int, error: OSError) -> None:
-        """The kernel refused a reply. It fails the request itself, but for ENOMEM."""
+        """Handle a reply that the kernel refused. But for ENOMEM it fails the request itself."""
         if error.errno in NO_REQUESTER:
             return
         self._faults.report_failure("sending an answer", error)

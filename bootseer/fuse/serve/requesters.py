@@ -1,7 +1,7 @@
 """The threads that wait for our replies: whether a signal is ending one of them.
 
 A requester may be in execve(2), which waits for our reply and meanwhile locks parts of its /proc.
-So each look into /proc has a time limit. A look that exceeds it says nothing: the kernel locks
+So each look into /proc has a time limit. A look that exceeds it proves nothing: the kernel locks
 nothing of a killed thread, but the machine may be that busy.
 """
 
@@ -38,7 +38,7 @@ def is_being_killed(thread: int) -> bool:
 def closes_because_killed(thread: int) -> bool:
     """Whether the kernel closes a thread's files because a signal ended its process.
 
-    Not so for a thread that closes a file itself, ends by itself, or becomes another program, nor
+    False for a thread that closes a file itself, ends by itself, or executes another program, and
     for one that ends because another thread of its process called `exit`. `thread` as in
     `is_being_killed`; one that our /proc does not show counts as not killed, too.
 

@@ -184,7 +184,7 @@ def _wait(
     """Wait for the recording's end; returns its reason."""
     until = time.monotonic() + settings.window_s
     while time.monotonic() < until:
-        if watch is not None and watch.reached():
+        if watch is not None and watch.was_reached():
             return "first step"
         if job.wait(POLL_S):
             return "job"

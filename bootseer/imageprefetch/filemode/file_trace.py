@@ -45,7 +45,7 @@ class TracedFile(NamedTuple):
     size_bytes: int
     mtime_ns: int
 
-    def same(self, size_bytes: int, mtime_ns: int) -> bool:
+    def is_same(self, size_bytes: int, mtime_ns: int) -> bool:
         """Whether a file of this size and time probably has the same bytes.
 
         Some layers keep only whole seconds, so a time without a fraction equals any within it.
@@ -95,7 +95,7 @@ class FileTrace:
         """What at least that share of the starts touched, in the order of first touch."""
         begins = offsets(self.files)[:-1]
         out: list[FileRange] = []
-        for extent in self.trace.hot(share).extents:
+        for extent in self.trace.select_hot(share).extents:
             out += _split(extent, begins, self.files)
         return out
 
@@ -177,7 +177,7 @@ def merge(several: Sequence[FileTrace]) -> FileTrace:
         for file in one.files:
             known = newest.get(file.path)
             # An unchanged file keeps its first time, which may be finer or coarser.
-            if known is None or not known.same(file.size_bytes, file.mtime_ns):
+            if known is None or not known.is_same(file.size_bytes, file.mtime_ns):
                 newest[file.path] = file
     files = tuple(newest[path] for path in sorted(newest))[:MAX_FILES]
     begins = offsets(files)
@@ -195,7 +195,7 @@ def _moves(
     new_places: dict[str, FilePlace] = {}
     for file, old_offset in zip(old, offsets(old), strict=False):
         new_file, new_offset = new.get(file.path, (None, 0))
-        if new_file is not None and new_file.same(file.size_bytes, file.mtime_ns):
+        if new_file is not None and new_file.is_same(file.size_bytes, file.mtime_ns):
             length = -(-file.size_bytes // PAGE_BYTES) * PAGE_BYTES
             old_places[file.path] = FilePlace(file.path, (Extent(old_offset, length),))
             new_places[file.path] = FilePlace(file.path, (Extent(new_offset, length),))
@@ -204,7 +204,7 @@ def _moves(
 
 def prune(one: FileTrace, share: float = 0.0) -> FileTrace:
     """The trace without extents of a smaller share, and without files that have none."""
-    hot = one.trace.hot(share)
+    hot = one.trace.select_hot(share)
     begins = offsets(one.files)
     kept_numbers = sorted({r.file for e in hot.extents for r in _split(e, begins[:-1], one.files)})
     kept = tuple(one.files[number] for number in kept_numbers)

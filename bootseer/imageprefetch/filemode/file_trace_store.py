@@ -49,7 +49,7 @@ class FileTraceStore(Closing):
     def add(self, image: str, trace: FileTrace) -> FileTrace:
         """Merge a trace in and return the merged one; a damaged one is replaced."""
         name = object_name(image, trace.workload)
-        with self._locked(name):
+        with self._hold_lock(name):
             try:
                 kept = self.load(image, trace.workload)
             except CorruptDataError:
@@ -59,7 +59,7 @@ class FileTraceStore(Closing):
         return merged
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _hold_lock(self, name: str) -> Iterator[None]:
         path = self._store.local_path(name)
         if path is None:
             yield

@@ -251,7 +251,7 @@ class CommandRecording:
     def _run(self) -> None:
         until, looks = self._clock() + self._window_s, 0
         while not self._over.wait(POLL_S):
-            if self._watch is not None and self._watch.reached():
+            if self._watch is not None and self._watch.was_reached():
                 self.ended_by = "first step"
             elif self._clock() >= until:
                 self.ended_by = "window"

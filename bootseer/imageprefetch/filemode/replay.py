@@ -131,7 +131,7 @@ class _Work:
         try:
             fd, status = self._opener.open(file.path)
             try:
-                if file.same(status.st_size, status.st_mtime_ns):
+                if file.is_same(status.st_size, status.st_mtime_ns):
                     for piece in turn:
                         os.posix_fadvise(fd, piece.offset, piece.length, os.POSIX_FADV_WILLNEED)
                 else:

@@ -71,7 +71,7 @@ class RecordedImage:
         Traces of other bytes, and damaged ones, are left out.
         """
         own, published = self.own_trace(workload), self._published_trace(workload)
-        return merge_published(own, published, self._if_usable(self.traces.pushed(workload)))
+        return merge_published(own, published, self._if_usable(self.traces.read_pushed(workload)))
 
     def own_trace(self, workload: str = "") -> Trace | None:
         """This node's trace alone."""

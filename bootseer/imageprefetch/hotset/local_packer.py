@@ -70,8 +70,8 @@ def is_due(job: PackJob, trace: Trace) -> bool:
         packed = traces.parse(made.trace_bytes)
     except BootseerError:
         return True
-    held_bytes = packed.hot(SHARE).touched_bytes()
-    return trace.hot(SHARE).touched_bytes() > GROWN * held_bytes
+    held_bytes = packed.select_hot(SHARE).touched_bytes()
+    return trace.select_hot(SHARE).touched_bytes() > GROWN * held_bytes
 
 
 def start_if_due(job: PackJob, trace: Trace) -> None:
@@ -90,7 +90,7 @@ def start_recorded(
     if kept is not None:
         start(
             PackJob(
-                ref=parse_reference(ref).pinned(digest),
+                ref=parse_reference(ref).with_digest(digest),
                 digest=digest,
                 block_image=kept.block_image,
                 workload=workload,

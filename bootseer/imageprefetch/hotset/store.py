@@ -220,7 +220,7 @@ def pack(
 
     # Many blocks are fetched at a time while they are packed one after the other.
     most = fetcher.settings.memory_bytes // 2
-    with Replay(trace.hot(share), fetcher, image.source, most_bytes=most):
+    with Replay(trace.select_hot(share), fetcher, image.source, most_bytes=most):
         return sets.make(image, trace, read_raw, share=share, level=level, own=own)
 
 

@@ -286,7 +286,7 @@ class _Job:
                 for number in reversed(range(count)):
                     name = f"layer {number + 1} of {count}"
                     begun_s = time.monotonic()
-                    flattener.add(lambda n=number: layers.opened(n), name)  # type: ignore[misc]
+                    flattener.add(lambda n=number: layers.open_layer(n), name)  # type: ignore[misc]
                     self._listeners.stage(f"{name} read in {time.monotonic() - begun_s:.1f} s")
                 entries = flattener.entries()
                 del flattener  # its tree takes as much memory as the entries

@@ -48,7 +48,7 @@ class ImageLayers(Protocol):
     def damaged(self) -> bool:
         """Whether a layer arrived with wrong bytes: a second try may get the right ones."""
 
-    def opened(self, number: int) -> AbstractContextManager[Iterator[bytes]]:
+    def open_layer(self, number: int) -> AbstractContextManager[Iterator[bytes]]:
         """The tar bytes of a layer, 0 being the lowest; a layer can be opened again.
 
         Leaving the block normally checks the layer's digest, and raises CorruptDataError.
@@ -127,7 +127,7 @@ class RepositoryLayers(Closing):
             self._spool.close()
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[Iterator[bytes]]:
+    def open_layer(self, number: int) -> Iterator[Iterator[bytes]]:
         layer = self._layers[number]
         if self._spool is None:
             with open_section(self._paths[number], layer.size_bytes, self._progress) as source:
@@ -267,7 +267,7 @@ class ArchiveLayers(Closing):
         """Nothing is held."""
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[Iterator[bytes]]:
+    def open_layer(self, number: int) -> Iterator[Iterator[bytes]]:
         offset, length = self._sections[number]
         name = f"{number} of {self._path}"
         with open_section(self._path, length, self._progress, offset) as source:

@@ -43,10 +43,10 @@ def decompress(source: Readable) -> Iterator[bytes]:
         return _unzstd(head, source)
     if head.startswith((b"\xfd7zXZ\x00", b"BZh")):
         return _decompress_by_module(head, source)
-    return _plain(head, source)
+    return _read_plain(head, source)
 
 
-def _plain(head: bytes, source: Readable) -> Iterator[bytes]:
+def _read_plain(head: bytes, source: Readable) -> Iterator[bytes]:
     while head:
         yield head
         head = source.read(_INPUT_BYTES)

@@ -135,7 +135,7 @@ class MountEvents:
         if span is not None:
             self._writer.end(span, name, status, {**self._about, **attributes})
 
-    def mounted(
+    def report_mounted(
         self, resolved: ResolvedImage, *, hot: bool, loop: bool, complete: bool = False
     ) -> None:
         """The tree is mounted."""
@@ -149,16 +149,16 @@ class MountEvents:
         self._end(MOUNT, "fallback" if self.notes else "ok", attributes)
         self._mounted_ns = time.monotonic_ns()
 
-    def not_mounted(self, error: BaseException) -> None:
+    def report_mount_failure(self, error: BaseException) -> None:
         """The mount failed."""
         attributes = {"error.type": type(error).__name__, "error.message": str(error)}
         self._end(MOUNT, "error", attributes)
 
-    def shared(self) -> None:
+    def report_shared(self) -> None:
         """Another server serves the image."""
         self._end(MOUNT, "ok", {"bootseer.image.mode": "shared", "bootseer.bytes": 0})
 
-    def replayed(self, server: ImageServer) -> None:
+    def report_replayed(self, server: ImageServer) -> None:
         """The hot set has arrived, or as much of it as ever will."""
         passed_ms = (time.monotonic_ns() - self._mounted_ns) // 1_000_000
         attributes = {
@@ -169,7 +169,7 @@ class MountEvents:
         # No span: it runs in parallel to the start's own phases and takes none of their time.
         self._writer.point(REPLAY, "ok", {**self._about, **attributes})
 
-    def read_ahead(self, result: ReplayResult) -> None:
+    def report_read_ahead(self, result: ReplayResult) -> None:
         """A further workload's hot set was read ahead through another mount's server."""
         attributes = {
             "bootseer.image.files": result.files,
@@ -179,7 +179,7 @@ class MountEvents:
 
     def reads(self, server: ImageServer, boot_bytes: int) -> None:
         """Report what reads have cost so far, and where their bytes came from."""
-        counted, fetched = server.reads, server.fetched()
+        counted, fetched = server.reads, server.count_fetched()
         attributes = {
             "bootseer.image.demand_reads": counted.reads,
             "bootseer.image.demand_misses": counted.waits,

@@ -46,11 +46,11 @@ def mount_by(
     *,
     ended: str = "the agent ended while it mounted; start it again",
 ) -> MountedImage | None:
-    """Have a fork server mount; None where there is none. Raises as `mounting.mount`.
+    """Have a fork server mount; None where there is none. Raises as `mount.mount`.
 
     `ask` has a server run the task: it takes the words of the request and the descriptor of its
-    standard output, and returns the exit code. StoreUnavailableError says `ended` where it told
-    nothing.
+    standard output, and returns the exit code. StoreUnavailableError with the text `ended`
+    is raised where the server reported nothing.
     """
     readable, writable = os.pipe()
     with open(readable, "rb") as output:

@@ -104,7 +104,7 @@ class Worker:
             work()
         except BaseException as error:  # a border: the caller gets the error, and this server ends
             self._recording.drop()
-            self._events.not_mounted(error)
+            self._events.report_mount_failure(error)
             self._answer(encode_error(error))
             self._events.fault("mount", str(error))
             _end()
@@ -189,7 +189,7 @@ class Worker:
                 raise
         _collect_garbage()
         hot = bool(resolved.hot_set) and settings.hot
-        self._events.mounted(resolved, hot=hot, loop=server.loop, complete=is_complete)
+        self._events.report_mounted(resolved, hot=hot, loop=server.loop, complete=is_complete)
         self._go_on(settings.directory, digest, resolved)
 
     def _mount(self, digest: str, resolved: ResolvedImage) -> Erofs:
@@ -223,7 +223,7 @@ class Worker:
     def _share(self, digest: str, other: server_registry.ServerRecord) -> None:
         """Use another server, which replays only the hot set of its own workload."""
         _collect_garbage()
-        self._events.shared()
+        self._events.report_shared()
         self._hand_over(self._describe(digest, other), other)
         if not self._settings.hot or self._settings.workload == other.workload:
             _end()
@@ -240,7 +240,7 @@ class Worker:
         try:
             result = replay_while_mounted(self._settings, other)
             if result is not None:
-                self._events.read_ahead(result)
+                self._events.report_read_ahead(result)
         except Exception as error:  # a border: the tree is there, and works without it
             self._events.fault("replay", f"the hot set was not replayed: {error}")
         finally:
@@ -362,7 +362,7 @@ class Worker:
     def _read_failed(self, offset: int, error: BaseException) -> None:
         """Report that a reader got EIO; wrong bytes at their source must spoil no further start."""
         server = self._server
-        came = (server.reads.waits, server.fetched().bytes) if server is not None else (0, 0)
+        came = (server.reads.waits, server.count_fetched().bytes) if server is not None else (0, 0)
         self._events.read_failed(offset, error, came)
         resolved = self._resolved
         if isinstance(error, CorruptDataError) and resolved is not None:
@@ -397,7 +397,7 @@ class Worker:
     def _hot_done(self) -> None:
         _import_the_rest()
         if self._server is not None:
-            self._events.replayed(self._server)
+            self._events.report_replayed(self._server)
 
     def _recording_ended(self, merged: Trace | None) -> None:
         """The start is over: from now on the kernel may read ahead as usual."""
@@ -415,7 +415,7 @@ class Worker:
         settings = self._settings
         if not settings.traces:
             job = local_packer.PackJob(
-                ref=parse_reference(settings.ref).pinned(resolved.digest),
+                ref=parse_reference(settings.ref).with_digest(resolved.digest),
                 digest=resolved.digest,
                 block_image=resolved.block_image,
                 workload=settings.workload,

@@ -32,7 +32,7 @@ class FirstStepWatch:
         """Look for steps from now on; with `after_ns` for those since that moment."""
         return cls(directory, dict(_file_sizes(directory, unchanged_since_ns=after_ns)), after_ns)
 
-    def reached(self) -> bool:
+    def was_reached(self) -> bool:
         """Whether a first step was written since the last look."""
         return any(
             self._search(name, self._read_bytes.get(name, 0), size)

@@ -101,13 +101,13 @@ class StartRecording(Closing):
             if self._journal is not None and unsaved_s >= SAVE_S:
                 unsaved_s = 0.0
                 self._journal.save(self._recorder)
-            reached = self._watch is not None and self._watch.reached()
+            reached = self._watch is not None and self._watch.was_reached()
         self._keep("first step" if reached else "window")
 
     def _reached_idle(self) -> bool:
         """Wait for the first touch; True when a first step was reported without any."""
         while not self._recorder.wait(IDLE_S):
-            if self._watch is not None and self._watch.reached():
+            if self._watch is not None and self._watch.was_reached():
                 return True
         return False
 

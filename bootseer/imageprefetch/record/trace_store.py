@@ -51,7 +51,7 @@ class TraceStore:
         """
         return _read(self.path(workload))
 
-    def pushed(self, workload: str = "") -> Trace | None:
+    def read_pushed(self, workload: str = "") -> Trace | None:
         """The part of a workload's trace that was published; None without one, or if damaged."""
         try:
             return _read(self.path(workload).with_suffix(PUSHED))
@@ -61,7 +61,7 @@ class TraceStore:
     def keep_pushed(self, trace: Trace) -> None:
         """Note that a published trace contains this one, which is or was this node's."""
         path = self.path(trace.workload).with_suffix(PUSHED)
-        with self._locked():
+        with self._acquire_lock():
             self._publish(path, traces.serialise(fit_limits(trace)))
 
     def add(self, trace: Trace) -> Trace:
@@ -71,7 +71,7 @@ class TraceStore:
         rules), is set aside and replaced: it must not prevent recording for ever.
         """
         path = self.path(trace.workload)
-        with self._locked():
+        with self._acquire_lock():
             try:
                 kept = self.load(trace.workload)
                 merged = traces.merge([kept, trace]) if kept else trace
@@ -84,10 +84,10 @@ class TraceStore:
 
     def replace(self, trace: Trace) -> None:
         """Keep this trace in place of its workload's earlier one."""
-        with self._locked():
+        with self._acquire_lock():
             self._publish(self.path(trace.workload), traces.serialise(fit_limits(trace)))
 
-    def _locked(self) -> FileLock:
+    def _acquire_lock(self) -> FileLock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return file_lock.acquire(f"{self.folder}/.lock", 0o644)  # merging takes milliseconds

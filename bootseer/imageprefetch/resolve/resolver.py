@@ -158,7 +158,7 @@ class Resolver:
     ) -> Resolver:
         """Begin to resolve a name; the registry gets less time where the cache has everything."""
         reference = parse_reference(ref)
-        pinned = cache.pinned(reference.name) or reference.digest
+        pinned = cache.read_pin(reference.name) or reference.digest
         patient = options
         if pinned and cache.image(pinned) is not None:
             options = dataclasses.replace(
@@ -268,7 +268,7 @@ class Resolver:
                 f"{self._ref} has no block image yet; run `bootseer image build {self._ref}` "
                 "first, or pull it the plain way"
             )
-        if block != wanted and block == self._cache.condemned(digest):
+        if block != wanted and block == self._cache.find_condemned(digest):
             raise CorruptDataError(
                 f"the block image of {self._ref} gave wrong bytes within the last hour, so it is "
                 f"not mounted; pull the image the plain way, and have {block} deleted from the "

@@ -148,7 +148,7 @@ class _RecordingEnd:
         self._is_over = False
 
     def __call__(self) -> bool:
-        self._is_over |= self._watch.reached() or time.monotonic() > self._end_s
+        self._is_over |= self._watch.was_reached() or time.monotonic() > self._end_s
         return self._is_over
 
 

@@ -77,7 +77,7 @@ def run(
 
     `complain` is called, in another thread, with each fault of the image's server while the
     container runs: a program whose read fails learns of nothing but an input/output error.
-    `mount` mounts, and raises, as `mounting.mount`.
+    `mount` mounts, and raises, as `mount.mount` does.
     Raises UsageError for invalid names and options, and NotSupportedError where there is no
     podman. Call it in a process that has one thread.
     """

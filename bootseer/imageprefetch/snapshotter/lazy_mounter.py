@@ -89,7 +89,7 @@ class BlockImageMounter(Closing):
         }
         self._helper.mount(
             MountSettings(
-                ref=parse_reference(image.reference).pinned(image.digest),
+                ref=parse_reference(image.reference).with_digest(image.digest),
                 directory=directory,
                 options=self._hurried,
                 platform_known=True,  # containerd chooses it

@@ -36,7 +36,7 @@ class MountHelper:
         self.server = PrivateServer("what mounts images", TASKS, limit_s=_LIMIT_S, environ=environ)
 
     def mount(self, settings: MountSettings) -> None:
-        """Mount. Raises as `mounting.mount`, DeadlineError and StoreUnavailableError."""
+        """Mount. Raises as `mount.mount`, DeadlineError and StoreUnavailableError."""
         what = f"what mounts at {settings.directory}"
         ask = functools.partial(self.server.ask, what=what)
         mount_task.mount_by(ask, settings, ended=f"{what} ended before it had; try again")

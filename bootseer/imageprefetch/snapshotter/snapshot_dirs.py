@@ -54,7 +54,7 @@ class SnapshotDirs:
             raise from_os_error(error, f"make the snapshot's directory {upper}") from error
         return folder
 
-    def made(self, folder: str) -> None:
+    def note_made(self, folder: str) -> None:
         """The folder has a snapshot now."""
         with self._lock:
             self._making.discard(folder)
@@ -62,7 +62,7 @@ class SnapshotDirs:
     def remove(self, folder: str) -> None:
         """Remove a folder; what cannot be removed now is left to the next sweep."""
         shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
-        self.made(folder)
+        self.note_made(folder)
 
     def list_all(self) -> set[str]:
         """All folders except those that are just being made."""

@@ -104,7 +104,7 @@ class Snapshotter:
         except BaseException:  # what is not in the database would never be removed
             self._dirs.remove(folder)
             raise
-        self._dirs.made(folder)
+        self._dirs.note_made(folder)
         return self._mount(kind, folder, lowers)
 
     def _mount(self, kind: Kind, folder: str, lowers: Sequence[str]) -> Mount:

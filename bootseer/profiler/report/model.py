@@ -473,7 +473,7 @@ class Report:
         Seconds are rounded to the microsecond; records become objects with the fields' names,
         derived figures (`duration_s`, `ratio`, `excess_s`) included.
         """
-        plain = _plain(self)
+        plain = _to_plain(self)
         assert isinstance(plain, dict)
         return {"schema_version": SCHEMA_VERSION, **plain}
 
@@ -485,16 +485,16 @@ DERIVED: Mapping[type, tuple[str, ...]] = {
 """Properties that the JSON holds in addition to the fields."""
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     """Records, tuples and mappings as JSON values; floats rounded, infinities as None."""
     if isinstance(value, float):
         return round(value, 6) if abs(value) != float("inf") else None
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value)]
         names += DERIVED.get(type(value), ())
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _to_plain(getattr(value, name)) for name in names}
     return value

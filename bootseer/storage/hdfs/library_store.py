@@ -10,7 +10,7 @@ from bootseer.errors import BootseerError, DeadlineError, StoreUnavailableError
 from bootseer.storage.bounded_calls import Transfer, call_with_limit
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import BlockLocation, check_name
 from bootseer.storage.temporary_name_store import TemporaryNameStore
 from bootseer.storage.urls import StoreUrl
@@ -38,7 +38,7 @@ class LibraryStore(TemporaryNameStore):
 
     def call(self, what: str, call: Callable[[], T]) -> T:
         """One short call: bounded, its errors mapped, retried while the cluster is away."""
-        return retrying(lambda: self._call_once(what, call), retry_s=self._options.retry_s)
+        return retry_call(lambda: self._call_once(what, call), retry_s=self._options.retry_s)
 
     def _call_once(self, what: str, call: Callable[[], T]) -> T:
         """As `call`, without retries."""
@@ -59,7 +59,7 @@ class LibraryStore(TemporaryNameStore):
             attempt = Attempt(stall_s=self._options.stall_s)
             self.read_scatter(name, offset, [view], attempt)
 
-        retrying(once, retry_s=self._options.retry_s)
+        retry_call(once, retry_s=self._options.retry_s)
 
     def read_scatter(
         self,

@@ -60,7 +60,7 @@ class Clients:
         _set_variable("HADOOP_USER_NAME", self._user)
         _set_variable("HADOOP_TOKEN_FILE_LOCATION", self._token_file)
 
-    def reading(self) -> Client:
+    def data_client(self) -> Client:
         """The client for data, which leaves a silent DataNode soon."""
         return self._client(READ_TIMEOUT_MS)
 
@@ -143,7 +143,7 @@ class ReaderPool:
                 self._renew(path, None)
             generation = self._known[path][0]
         made_s = time.monotonic()
-        return PooledReader(path, self._clients.reading().read(path), made_s, generation)
+        return PooledReader(path, self._clients.data_client().read(path), made_s, generation)
 
     def give_back(self, pooled: PooledReader) -> None:
         """Keep a reader for the next range, unless a newer generation has begun."""

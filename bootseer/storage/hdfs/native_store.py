@@ -114,7 +114,7 @@ class NativeStore(LibraryStore):
             block = status.blocksize or BLOCK_BYTES
             start = at - at % block
             end = min(start + block, status.length)
-            reader = self._clients.reading().read(path)
+            reader = self._clients.data_client().read(path)
             try:
                 reader.read_range(at, min(PACKET_BYTES, end - at))
             except Exception:  # of whatever kind: this part cannot be read
@@ -138,7 +138,7 @@ class NativeStore(LibraryStore):
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
         path, what = self.path(name), f"read {self.describe(name)}"
-        client = self._clients.reading
+        client = self._clients.data_client
 
         def whole() -> bytes:
             reader = client().read(path)

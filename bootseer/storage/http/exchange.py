@@ -183,12 +183,12 @@ class Exchange:
     def close(self) -> None:
         """Give the connection back: to be used again when the response was read to its end."""
         self._attempt.on_cancel(None)
-        whole = self._left == 0 or self._response.isclosed() or self._drained()
+        whole = self._left == 0 or self._response.isclosed() or self._drain()
         reusable = whole and not self._response.will_close and not self._attempt.cancelled
         self._response.close()
         self._release(reusable)
 
-    def _drained(self) -> bool:
+    def _drain(self) -> bool:
         """Read what is left of a small body, so that its connection can be used again."""
         if self._left is None or self._left > DRAIN_BYTES or self._response.will_close:
             return False

@@ -35,7 +35,7 @@ from bootseer.storage.http.responses import (
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import PreferredReads, Stat, check_limit, check_name
 from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import parse_url, quote_path
@@ -94,7 +94,7 @@ class HttpStore(ReadOnlyStore):
 
     def stat(self, name: str) -> Stat:
         what = f"look at {check_name(name)} in {self.url}"
-        stat = retrying(lambda: self._stat(name, what), retry_s=self._options.retry_s)
+        stat = retry_call(lambda: self._stat(name, what), retry_s=self._options.retry_s)
         with self._lock:
             put_youngest(
                 self._seen, name, (_strong_tag(stat.version), stat.size_bytes), KNOWN_OBJECTS
@@ -103,7 +103,7 @@ class HttpStore(ReadOnlyStore):
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
-        retrying(
+        retry_call(
             lambda: self.read_scatter(name, offset, [view], self._attempt()),
             retry_s=self._options.retry_s,
         )
@@ -136,7 +136,7 @@ class HttpStore(ReadOnlyStore):
                 check_limit(f"{name} in {self.url}", exchange.length or 0, limit_bytes)
                 return exchange.read_all(limit_bytes)
 
-        return retrying(whole, retry_s=self._options.retry_s)
+        return retry_call(whole, retry_s=self._options.retry_s)
 
     def _attempt(self) -> Attempt:
         return Attempt(stall_s=self._options.stall_s)
@@ -146,20 +146,20 @@ class HttpStore(ReadOnlyStore):
         with self._open("HEAD", name, {}, self._attempt(), what) as exchange:
             length = parse_content_length(exchange.headers)
             if exchange.status == 200 and length is not None:
-                return self._described(name, length, exchange.headers)
+                return self._describe(name, length, exchange.headers)
             if exchange.status not in {200, 400, 405, 501, *DENIED}:
                 raise exchange.status_error()
         with self._open("GET", name, {"Range": "bytes=0-0"}, self._attempt(), what) as exchange:
             span = parse_content_range(exchange.headers.get("Content-Range"))
             if exchange.status == 200 and exchange.length is not None:
-                return self._described(name, exchange.length, exchange.headers)
+                return self._describe(name, exchange.length, exchange.headers)
             if exchange.status not in (200, 206, 416):
                 raise exchange.status_error()
             if span is None or span.size < 0:
                 raise NotSupportedError(f"cannot {what}: the server does not tell its size")
-            return self._described(name, span.size, exchange.headers)
+            return self._describe(name, span.size, exchange.headers)
 
-    def _described(self, name: str, size: int, headers: Headers) -> Stat:
+    def _describe(self, name: str, size: int, headers: Headers) -> Stat:
         if size > MOST_BYTES:
             raise NotSupportedError(
                 f"cannot look at {name} in {self.url}: the server tells a size that no file can"

@@ -42,7 +42,7 @@ def parse_config(raw: bytes) -> ImageConfig:
             stop_signal=_text(settings.get("StopSignal")),
         )
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise _damaged(error) from error
+        raise _damage_error(error) from error
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def platform_of(raw: bytes) -> Platform | None:
         config = json.loads(raw)
         names = [config.get(name) or "" for name in ("os", "architecture", "variant")]
     except (ValueError, AttributeError, RecursionError) as error:
-        raise _damaged(error) from error
+        raise _damage_error(error) from error
     is_named = all(isinstance(name, str) for name in names) and names[1]
     return Platform(*names) if is_named else None
 
@@ -95,5 +95,5 @@ def diff_ids_of(raw: bytes) -> tuple[str, ...]:
     return tuple(diff_ids)
 
 
-def _damaged(error: Exception) -> CorruptDataError:
+def _damage_error(error: Exception) -> CorruptDataError:
     return CorruptDataError(f"the image's config is damaged: {error}")

@@ -274,7 +274,7 @@ class LayoutRepository(Closing):
         self._write(blob_name(descriptor.digest), [raw])
         self._write_if_missing("oci-layout", MARKER)
         entry = dataclasses.replace(descriptor, annotations={TAG: tag} if tag else {})
-        with self._locked():
+        with self._acquire_lock():
             entries = self._entries()
             known = [one for one in entries if one.digest == descriptor.digest]
             entries = [
@@ -291,7 +291,7 @@ class LayoutRepository(Closing):
 
     def delete_referrer(self, subject: str, digest: str) -> None:
         self._check_writable()
-        with self._locked():
+        with self._acquire_lock():
             left = [one for one in self._entries() if one.digest != digest]
             self._write("index.json", [index_bytes(left)])
         with contextlib.suppress(FileNotFoundError):
@@ -350,7 +350,7 @@ class LayoutRepository(Closing):
         if not os.path.exists(os.path.join(self._directory, name)):
             self._write(name, [data])
 
-    def _locked(self) -> FileLock:
+    def _acquire_lock(self) -> FileLock:
         """One writer of `index.json` at a time on this machine."""
         try:
             return acquire_directory(self._directory)

@@ -55,7 +55,7 @@ class Reference:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.place}{tag}" + (f"@{self.digest}" if self.digest else "")
 
-    def pinned(self, digest: str) -> str:
+    def with_digest(self, digest: str) -> str:
         """The name of one image of this repository by its digest, whatever its tag becomes."""
         return f"{self.place}@{digest}"
 

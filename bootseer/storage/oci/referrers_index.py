@@ -21,7 +21,7 @@ from bootseer.storage.oci.registry.manifests import (
     put_manifest,
 )
 from bootseer.storage.oci.registry.registry_client import RegistryClient
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.system.randomness import CHANCE
 
 ATTEMPTS = 20  # at writing an index that others write too
@@ -90,7 +90,7 @@ class ReferrersIndex:
         """What the index under a tag lists at the registry itself."""
         client = self._client
         try:
-            raw, media_type = retrying(
+            raw, media_type = retry_call(
                 lambda: get_manifest(client, client.upstream, tag, what),
                 retry_s=client.options.retry_s,
             )

@@ -34,7 +34,7 @@ from bootseer.storage.oci.registry.manifests import delete_manifest, get_manifes
 from bootseer.storage.oci.registry.mirrors import PULL, RESOLVE, Endpoint
 from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import Store, check_limit
 from bootseer.system.lru import put_youngest
 
@@ -71,7 +71,7 @@ class RegistryRepository(Closing):
     ) -> Self:
         """The repository of a reference, by this node's settings; see `open_repository`."""
         place = Reference(reference.host, reference.repository)
-        return cls(RegistryClient.configured(place, options, plain_http=plain_http, push=push))
+        return cls(RegistryClient.from_files(place, options, plain_http=plain_http, push=push))
 
     def __repr__(self) -> str:
         return f"RegistryRepository({self._reference.place!r})"
@@ -142,7 +142,7 @@ class RegistryRepository(Closing):
             return listed
 
         try:
-            listed = retrying(lambda: self._client.ask_any(ask, RESOLVE), retry_s=self._retry_s)
+            listed = retry_call(lambda: self._client.ask_any(ask, RESOLVE), retry_s=self._retry_s)
         except NotFoundError:
             return []
         return filter_referrers(listed, artifact_type)
@@ -175,7 +175,7 @@ class RegistryRepository(Closing):
     def delete_referrer(self, subject: str, digest: str) -> None:
         check_digest(digest)
         what = f"delete {digest} of {self._reference.place}"
-        retrying(lambda: delete_manifest(self._client, digest, what), retry_s=self._retry_s)
+        retry_call(lambda: delete_manifest(self._client, digest, what), retry_s=self._retry_s)
         with self._lock:
             self._known.pop(digest, None)
         self._referrers_index().remove(subject, digest, what)
@@ -195,7 +195,7 @@ class RegistryRepository(Closing):
             tags = self._client.list_pages(endpoint, target, {}, what, parse_page)
             return sorted(tags or ())
 
-        return retrying(ask, retry_s=self._retry_s)
+        return retry_call(ask, retry_s=self._retry_s)
 
     def close(self) -> None:
         self._blobs.close()
@@ -207,7 +207,7 @@ class RegistryRepository(Closing):
         def ask(endpoint: Endpoint) -> tuple[bytes, str]:
             return get_manifest(self._client, endpoint, version, what)
 
-        raw, media_type = retrying(
+        raw, media_type = retry_call(
             lambda: self._client.ask_any(ask, ability), retry_s=self._retry_s
         )
         digest = version if DIGEST.fullmatch(version) else digest_of(raw)
@@ -255,7 +255,7 @@ class RegistryRepository(Closing):
         return None if listed is None else list(listed.values())
 
     def _put(self, raw: bytes, media_type: str, version: str) -> bool:
-        return retrying(
+        return retry_call(
             lambda: put_manifest(self._client, raw, media_type, version),
             retry_s=min(self._retry_s, PUT_RETRY_S),
         )

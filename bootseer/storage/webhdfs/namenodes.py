@@ -36,7 +36,7 @@ from bootseer.storage.http.responses import (
     response_error,
 )
 from bootseer.storage.options import StoreOptions
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.token_files import read_token
 from bootseer.storage.urls import StoreUrl
 from bootseer.storage.webhdfs.protocol import (
@@ -101,7 +101,7 @@ class NameNodes:
             with self._ask(method, request, what) as response:
                 return parse_json(response.content, what)
 
-        return retrying(once, retry_s=self._options.retry_s if retry_s is None else retry_s)
+        return retry_call(once, retry_s=self._options.retry_s if retry_s is None else retry_s)
 
     def beans(self, query: str, what: str) -> dict[str, Any]:
         """The NameNode's JMX page, which any user may read on most clusters."""
@@ -136,7 +136,7 @@ class NameNodes:
                     return Target(here.origin, request_path(path, op, parts))
                 return keep_path(here, resolve_location(here, location, what))
 
-        return retrying(once, retry_s=retry_s)
+        return retry_call(once, retry_s=retry_s)
 
     def _with_user(self, parameters: Parameters) -> Parameters:
         if self._kerberos or self._uses_token:
@@ -177,7 +177,7 @@ class NameNodes:
                     try:
                         yield response
                     except (requests.RequestException, http.client.HTTPException) as error:
-                        raise _mapped(error, host, what) from error
+                        raise _map_error(error, host, what) from error
                 return
             raise failed or StoreUnavailableError(f"cannot {what}: no NameNode is named")
         finally:
@@ -209,7 +209,7 @@ class NameNodes:
             with response:
                 body = response.content
         except (requests.RequestException, http.client.HTTPException, OSError) as error:
-            raise _mapped(error, host, what) from error
+            raise _map_error(error, host, what) from error
         remote = parse_remote_exception(body)
         if remote is None:
             if response.status_code == 401 and self._kerberos:
@@ -307,7 +307,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             pending += cause.args
 
 
-def _mapped(error: Exception, host: str, what: str) -> BootseerError:
+def _map_error(error: Exception, host: str, what: str) -> BootseerError:
     for cause in _causes(error):
         excess = header_excess(cause)
         if excess:

@@ -13,7 +13,7 @@ from bootseer.errors import (
     NotSupportedError,
     StoreUnavailableError,
 )
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import TEMPORARY, Stat
 from bootseer.storage.webhdfs.client import Client
 from bootseer.storage.webhdfs.protocol import (
@@ -188,7 +188,7 @@ class Namespace:
             if response.get("boolean") is False:
                 raise BusyError(f"cannot {what}: HDFS refuses, as the name is taken")
 
-        retrying(once, retry_s=self._client.options.retry_s)
+        retry_call(once, retry_s=self._client.options.retry_s)
 
     def delete(self, name: str, *, recursive: str, retry_s: float | None = None) -> bool:
         """Remove an object or folder; False when there was none."""

@@ -16,7 +16,7 @@ from bootseer.storage.urls import quote_path
 
 PREFIX = "/webhdfs/v1"
 REUSABLE = ("user.name", "doas", "delegation", "namenoderpcaddress")
-"""Parameters of a redirect that say who asks which cluster: they serve other requests as well."""
+"""Parameters of a redirect that name user and cluster: they serve other requests as well."""
 
 Parameters = list[tuple[str, str]]
 

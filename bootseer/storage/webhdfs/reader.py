@@ -20,7 +20,7 @@ from bootseer.storage.http.responses import (
     response_error,
 )
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import check_limit, truncated_error
 from bootseer.storage.webhdfs.client import Client
 from bootseer.storage.webhdfs.namespace import Namespace
@@ -93,7 +93,7 @@ class Reader:
                 check_limit(f"{name} in {self._client.url}", exchange.length or 0, limit_bytes)
                 return exchange.read_all(limit_bytes)
 
-        return retrying(once, retry_s=self._client.options.retry_s)
+        return retry_call(once, retry_s=self._client.options.retry_s)
 
     def _open(self, name: str, span: Parameters, attempt: Attempt, what: str) -> Exchange:
         """A DataNode's response that holds the bytes; the caller closes it."""

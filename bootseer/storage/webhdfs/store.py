@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bootseer.storage.options import StoreOptions
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import BlockLocation, Stat, WriteHints
 from bootseer.storage.temporary_name_store import TemporaryNameStore
 from bootseer.storage.urls import parse_url
@@ -47,7 +47,7 @@ class WebHdfsStore(TemporaryNameStore):
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
-        retrying(
+        retry_call(
             lambda: self._reader.read_scatter(name, offset, [view], self._client.attempt()),
             retry_s=self._options.retry_s,
         )

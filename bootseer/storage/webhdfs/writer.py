@@ -189,7 +189,7 @@ class WebHdfsWriter(Committing):
             return
         try:
             self._flush()
-            self._started().finish()
+            self._start_stream().finish()
             stat = self._namespace.stat(self._temporary)
             if stat.size_bytes != self._written_bytes:
                 short = StoreUnavailableError(
@@ -243,7 +243,7 @@ class WebHdfsWriter(Committing):
 
     def _send(self, view: memoryview) -> None:
         try:
-            self._started().send(view)
+            self._start_stream().send(view)
         except StoreUnavailableError as error:
             full = self._lack_of_space()
             if full is not None:
@@ -254,7 +254,7 @@ class WebHdfsWriter(Committing):
     def _lack_of_space(self) -> BootseerError | None:
         return self._namespace.find_lack_of_space(self._temporary, self._what)
 
-    def _started(self) -> CreateStream:
+    def _start_stream(self) -> CreateStream:
         if self._stream is None:
             stream = CreateStream(self._client, self._target(), self._what)
             stream.begin()

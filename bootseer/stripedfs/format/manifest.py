@@ -46,7 +46,7 @@ class Attributes:
         given = {"mode": self.mode, "mtime_ns": self.mtime_ns}
         return {name: value for name, value in given.items() if value is not None}
 
-    def updated(self, given: Attributes) -> Attributes:
+    def update(self, given: Attributes) -> Attributes:
         """These attributes, replaced by those that are given."""
         mode = self.mode if given.mode is None else given.mode
         return Attributes(mode, self.mtime_ns if given.mtime_ns is None else given.mtime_ns)

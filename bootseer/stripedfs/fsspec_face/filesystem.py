@@ -217,7 +217,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             raise UnsupportedModeError(text)
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, "it exists already", shown_path(path))
-        return WriteFile(self._saved(path), path, autocommit=autocommit)
+        return WriteFile(self._open_saved_file(path), path, autocommit=autocommit)
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
@@ -464,7 +464,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
     def _file(self, path: str) -> StripedFile:
         return StripedFile.open(_Reopen(self, path), fetcher=self._fetcher, name=shown_path(path))
 
-    def _saved(self, path: str) -> SavedFile:
+    def _open_saved_file(self, path: str) -> SavedFile:
         with python_errors(path):
             store, name = self._at(path)
             rename_remove.check_unreserved(name)
@@ -488,7 +488,7 @@ class StripedFileSystem(ChainedFileSystem):  # type: ignore[misc]  # fsspec has 
             "striped": info.striped,
         }
         if info.etag and not info.is_folder:
-            described["ETag"] = info.etag  # the key by which `datasets` tells versions apart
+            described["ETag"] = info.etag  # the key by which `datasets` distinguishes versions
         if info.link:
             described |= {"type": "link", "islink": True, "destination": info.link}
         if info.problem is not None:

@@ -57,7 +57,7 @@ class Node:
         self.parent = parent
         self.info = info
         self.hidden: set[bytes] = set()
-        """Of a checkpoint's folder: files removed here, which others see until all are removed."""
+        """Of a checkpoint's folder: files removed here; others see them until all are removed."""
         self.children: dict[bytes, Inode] | None = None
         self.listed_s = 0.0
         """When `children` were asked for; 0 = ask again."""
@@ -101,7 +101,7 @@ class Nodes:
             return [node for node in self._known.values() if node.listed]
 
     def was_removed(self, inode: Inode) -> bool:
-        """Whether an inode was known to this process, and is not any more."""
+        """Whether this process knew the inode, and removed it."""
         return inode in self._removed
 
     def children(self, folder: Node, listed: Mapping[bytes, Inode]) -> list[Node]:
@@ -119,7 +119,7 @@ class Nodes:
             return node is not None
 
     def forget(self, inode: Inode, count: int) -> None:
-        """The kernel dropped references; it may drop some that another process gave."""
+        """Count references that the kernel dropped; another process may have given some of them."""
         with self.lock:
             node = self._known.get(inode)
             if node is not None:
@@ -179,7 +179,7 @@ class Nodes:
         return node
 
     def supersede(self, node: Node) -> None:
-        """Give its name to a new inode of the same file, and take it out of its folder."""
+        """Give a node's name to a new inode of the same file, and take it out of its folder."""
         with self.lock:
             folder = self._known.get(node.parent)
             if folder is not None:
@@ -288,7 +288,7 @@ def _forget_key(moved: Node) -> None:
 
 
 def readable(node: Node) -> Node:
-    """Refuse a node of which only the name is known; its problem was reported by the listing."""
+    """Refuse a node of which only the name is known; the listing reported its problem."""
     if isinstance(node.info.problem, AccessDeniedError):
         raise FileSystemError(errno.EACCES)
     if node.info.problem is not None:

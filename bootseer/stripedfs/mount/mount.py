@@ -4,8 +4,8 @@ Three processes: the caller, which returns once the mount answers; the superviso
 mount and starts a new worker when one dies; the worker, which reads the store. Only the worker
 has threads and connections.
 
-Most of what only the worker needs is imported while the store is being asked, as `start` waits for
-both. The worker itself imports `write_tree`, which only a writable mount needs, and
+Most modules that only the worker needs are imported while the store is being asked, because `start`
+waits for both. The worker itself imports `write_tree`, which only a writable mount needs, and
 `system.descriptors`.
 """
 
@@ -109,15 +109,15 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         from bootseer.fuse import fusepy_server
 
         fusepy_server.serve(
-            build(), settings.mountpoint, options=options, ready=on_ready or _nothing
+            build(), settings.mountpoint, options=options, ready=on_ready or _do_nothing
         )
         return
     from bootseer.fuse.serve.handover import supervise
 
-    def died(worker: int) -> None:
+    def report_death(worker: int) -> None:
         log.say(f"worker {worker} of {settings.mountpoint} ended; another one takes over")
 
-    supervise(build, settings.mountpoint, options, on_ready=on_ready, on_death=died)
+    supervise(build, settings.mountpoint, options, on_ready=on_ready, on_death=report_death)
 
 
 def build_tree(settings: MountSettings, log: Log) -> Operations:
@@ -247,12 +247,14 @@ def _resolve_links(path: str) -> Iterator[str]:
 def _load_store(url: str) -> None:
     """Import what the store needs once, for the child that looks and for every worker.
 
-    But for what may start threads with its import, as hdfs-native might.
+    Modules whose import may start threads, such as hdfs-native, are left out.
     """
     scheme = url.partition("://")[0]
     kind = "webhdfs" if "webhdfs" in scheme else scheme.removesuffix("s")
     if kind in ("webhdfs", "http"):
-        with contextlib.suppress(BootseerError, ImportError):  # the child reports it better
+        with contextlib.suppress(
+            BootseerError, ImportError
+        ):  # the child reports it with more detail
             importlib.import_module(f"bootseer.storage.{kind}.store")
 
 
@@ -268,7 +270,7 @@ def _load_tree() -> None:
 
 
 def _check(settings: MountSettings) -> None:
-    """Raise what would keep the tree from being served."""
+    """Raise the error that would keep the tree from being served, if there is one."""
     store, name = _open_store(settings)
     try:
         info = namespace.look_up(store, name)
@@ -326,4 +328,4 @@ def _unmount_after(process: int, mountpoint: str) -> None:
     threading.Thread(target=wait, name="stripe-for-pid", daemon=True).start()
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...

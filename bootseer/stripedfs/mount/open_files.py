@@ -90,9 +90,9 @@ class OpenFile:
 
     __slots__ = (
         "_ahead",
+        "_direct_reads",
         "_files",
         "_is_stable",
-        "_straight",
         "_where",
         "after",
         "place",
@@ -105,15 +105,15 @@ class OpenFile:
         source: FileSource,
         where: str,
         place: object,
-        straight: DirectReads | None = None,
+        direct_reads: DirectReads | None = None,
     ) -> None:
         self._files = files
         self.place = place
         self.source = source
         self.after: OpenFile | None = None
-        """Its replacement since its bytes have moved, or have lost their pages to others."""
+        """What replaced it when its bytes moved, or when its pages were given to other bytes."""
         self._where = where
-        self._straight = straight
+        self._direct_reads = direct_reads
         self._is_stable = not source.volatile
         share = share_of(files.fetcher)
         self._ahead = ReadAhead(source.size_bytes, share, block_bytes=source.block_bytes)
@@ -123,20 +123,20 @@ class OpenFile:
         """Open a source to be read. May wait for the node cache."""
         # A file of one request is seldom read twice: not worth two descriptors.
         is_long = source.size_bytes > ONE_READ_BYTES
-        straight = files.fetcher.direct_reads(source) if is_long else None
-        return cls(files, source, where, place, straight)
+        direct_reads = files.fetcher.direct_reads(source) if is_long else None
+        return cls(files, source, where, place, direct_reads)
 
     @property
     def identity(self) -> str:
         """Identifies its bytes."""
         return self.source.identity
 
-    def outdated(self) -> OpenFile:
-        """Its replacement when its pages hold other bytes."""
+    def make_outdated(self) -> OpenFile:
+        """Make its replacement for when its pages hold other bytes."""
         return _Outdated(self._files, self.source, self._where, self.place)
 
-    def moved(self, source: FileSource, where: str) -> OpenFile:
-        """Its replacement when its bytes lie elsewhere."""
+    def make_moved(self, source: FileSource, where: str) -> OpenFile:
+        """Make its replacement for when its bytes lie elsewhere."""
         return OpenFile.open(self._files, source, where, self.place)
 
     def replaced_by(self, after: OpenFile) -> OpenFile:
@@ -146,26 +146,26 @@ class OpenFile:
         return after
 
     def close(self) -> None:
-        """It is not read any more."""
-        self._straight = None
+        """End its reads and its read-ahead."""
+        self._direct_reads = None
         self._ahead.close()
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
         """See `Operations.read`."""
-        source, straight = self.source, self._straight
+        source, direct_reads = self.source, self._direct_reads
         if offset + size > source.size_bytes:
             size = source.size_bytes - offset
             if size <= 0:
                 return NOTHING
         # Bytes verified in the node cache are read from there, as by nearly every small read.
-        if straight is None or not straight.marks.whole:
+        if direct_reads is None or not direct_reads.marks.whole:
             for begin, length in self._ahead.note(offset, size):
                 self._files.fetcher.prefetch(source, begin, length, Priority.HOT)
-        if straight is not None and (self._is_stable or not source.doubtful(offset, size)):
-            view = straight.read(offset, size)
+        if direct_reads is not None and (self._is_stable or not source.doubtful(offset, size)):
+            view = direct_reads.read(offset, size)
             if view is not None:
                 return view
-        return self._fetched(offset, size, later)
+        return self._fetch(offset, size, later)
 
     def read_for(self, reply: Reply, offset: int, size: int) -> None:
         """Read, in a thread that may wait for the store, and reply. Raises as `read`."""
@@ -175,8 +175,8 @@ class OpenFile:
         if data is not None:
             reply.data(data)
 
-    def _fetched(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
-        """Bytes from the fetcher's memory, now or later."""
+    def _fetch(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | None:
+        """Read from the fetcher's memory, now or later."""
         read = _FileRead(self._files, self, offset, size, self._where)
         try:
             data = read.collect()
@@ -195,11 +195,11 @@ class OpenFile:
 
 
 class _Outdated(OpenFile):
-    """One whose pages in the page cache hold other bytes by now."""
+    """An opening whose pages in the page cache hold other bytes by now."""
 
     __slots__ = ()
 
-    def moved(self, source: FileSource, where: str) -> OpenFile:
+    def make_moved(self, source: FileSource, where: str) -> OpenFile:
         return _Outdated(self._files, self.source, where, self.place)
 
     def read(self, offset: int, size: int, later: Callable[[], Reply]) -> Data | memoryview | None:
@@ -342,11 +342,11 @@ class OpenFiles:
         return self.by_handle.get(handle)
 
     def outdate(self, place: object, *, but: str = "") -> None:
-        """Other bytes get the pages of `place`: readers of earlier ones get ESTALE from now on."""
+        """Give the pages of `place` to other bytes: readers of the earlier ones get ESTALE."""
         with self._lock:
             for handle, opened in list(self.by_handle.items()):
                 if opened.place == place and not (but and opened.identity == but):
-                    self.by_handle[handle] = opened.replaced_by(opened.outdated())
+                    self.by_handle[handle] = opened.replaced_by(opened.make_outdated())
 
     def places(self) -> set[object]:
         """The places of all that is open."""
@@ -362,11 +362,11 @@ class OpenFiles:
             for handle, opened in list(self.by_handle.items()):
                 is_other = source.volatile and opened.identity != source.identity
                 if opened.place == place and not is_other:
-                    self.by_handle[handle] = opened.replaced_by(opened.moved(source, where))
+                    self.by_handle[handle] = opened.replaced_by(opened.make_moved(source, where))
 
     @contextlib.contextmanager
     def moves(self) -> Iterator[None]:
-        """A rename, from before the store is asked for it until `move` has been called."""
+        """Hold it from before the store is asked for a rename until `move` has been called."""
         this = object()
         with self._lock:
             self._renames |= {this}
@@ -407,7 +407,7 @@ class OpenFiles:
             return self.by_handle.setdefault(handle, opened)
 
     def drop(self, handle: Handle) -> FileSource | None:
-        """The kernel closed a handle; returns what was read by it."""
+        """Drop a handle that the kernel closed; returns what was read by it."""
         with self._lock:
             opened = self.by_handle.pop(handle, None)
         if opened is None:

@@ -57,7 +57,7 @@ class SaveState(enum.Enum):
     ORPHANED = enum.auto()
     """As WRITTEN, but its writer was killed: the file may lack its end."""
     REMOVED = enum.auto()
-    """As UNCHANGED, but its name was removed or given to another file: a write gets ESTALE."""
+    """As UNCHANGED, but another file has its name, or none: a write gets ESTALE."""
     FAILED = enum.auto()
     """Writing met an error: nothing will be published."""
 
@@ -90,7 +90,7 @@ class WritableFile:
         self.left: list[tuple[Inode, PathInfo]] = []
         """What the store holds under names that it was renamed away from, with their folders."""
         self.problem: Exception | None = None
-        """What could not be read or set of it after it was last published."""
+        """Why it could not be read, or its attributes not set, after it was last published."""
         self.writer = 0
         """Which process wrote last; see `WritableOperations.write`."""
         self._saved: SavedFile | None = None
@@ -208,10 +208,10 @@ class WritableFile:
             self.left.append(left)
 
     def publish(self) -> PathInfo | None:
-        """Put what was written on the store; None when there was nothing to publish.
+        """Publish what was written on the store; None when there was nothing to publish.
 
         Pass the result to `settle`. Once the file is published no error is raised any more, since
-        its writer would save it again: `problem` has what failed after that.
+        its writer would save it again; `problem` then has the error.
         """
         self.check()
         if not self.unpublished:
@@ -235,7 +235,9 @@ class WritableFile:
     def _set_attributes(self) -> PathInfo:
         """Give what was published its attributes; returns what lies on the store now."""
         name = self.node.info.name
-        info = PathInfo(name, self.size_bytes, time.time(), False)  # where nothing more is learned
+        info = PathInfo(
+            name, self.size_bytes, time.time(), False
+        )  # used where the store says nothing newer
         self.problem = None
         try:
             info = namespace.look_up(self._store, name, follow=False)
@@ -246,7 +248,7 @@ class WritableFile:
         return info
 
     def settle(self, info: PathInfo) -> None:
-        """There is nothing left to publish: `info` lies on the store."""
+        """Note that `info` lies on the store, so that there is nothing left to publish."""
         self.state = SaveState.UNCHANGED
         self.promised_bytes = 0
         self.node.info = info
@@ -367,7 +369,7 @@ class WritableFiles:
 
     @contextlib.contextmanager
     def removing(self, node: Node) -> Iterator[None]:
-        """While a node is removed or replaced: those who have it open for writing get ESTALE."""
+        """Hold it while a node is removed or replaced: its writers get ESTALE."""
         files = self.of(node)
         for file in files:
             with file.lock:  # published until then, or never

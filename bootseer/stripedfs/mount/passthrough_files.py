@@ -20,7 +20,7 @@ from bootseer.stripedfs.read.sources import FileSource
 
 QUIET_S = 2.0
 PAUSE_S = 0.01
-"""After every few verified megabytes: some hundred megabytes a second are fast enough."""
+"""Pause after every few verified megabytes: a few hundred megabytes a second are enough."""
 MOST_WAITING = 1000
 
 
@@ -47,8 +47,8 @@ class Passing:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def sealed(self, source: FileSource) -> Sealed | None:
-        """The file's sealed object, pinned; None where the mount must serve the file itself."""
+    def open_sealed(self, source: FileSource) -> Sealed | None:
+        """Open a file's sealed object, pinned; None where the mount must serve the file itself."""
         if not source.has_raw_digests:
             return None
         identity = identity_of(source)
@@ -60,14 +60,14 @@ class Passing:
             self._open[handle] = sealed
 
     def drop(self, handle: Handle) -> None:
-        """The kernel closed a handle."""
+        """Unpin the object of a handle that the kernel closed."""
         with self._lock:
             sealed = self._open.pop(handle, None)
         if sealed is not None:
             sealed.close()
 
-    def served(self, source: FileSource) -> None:
-        """A file that the mount served was closed: seal it later, if the cache holds it whole."""
+    def note_served(self, source: FileSource) -> None:
+        """Seal a file that the mount has served, later, if the cache holds it whole."""
         if not source.has_raw_digests:
             return
         with self._lock:

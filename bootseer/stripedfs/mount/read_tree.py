@@ -1,6 +1,6 @@
 """A folder of a store, a directory checkpoint or a single file as a mounted, read-only tree.
 
-Inode numbers follow from paths and versions (see `nodes`), so a process started later on the same
+Inode numbers follow from paths and versions (see `inodes`), so a process started later on the same
 tree serves the same mount. Folders are read when they are looked into; those of a store (a
 directory checkpoint never changes) again after `REFRESH_S`, so that new checkpoints appear.
 """
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 REFRESH_S = 30.0
 AGAIN_S = 5.0
-"""After a store could not be asked, names that are known are not asked for again for so long."""
+"""After a store could not be asked, known names are used this long before it is asked again."""
 MOST_ASKED = 3
 """How often a folder is read or looked at for one request, while others rename or replace it."""
 MOST_SURVEYED = 10_000
-"""Folders that are looked into for an inode of a process before us."""
+"""Folders that are searched for an inode that an earlier process knew."""
 
 
 class StripedTree(Operations):
@@ -72,8 +72,8 @@ class StripedTree(Operations):
 
     Files of `direct_bytes` and more bypass the page cache. Faults that readers get as EIO are
     reported to `say` in words. The fetcher is closed by its maker, after the mount has ended. What
-    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the server
-    numbers files by their paths, so that a file and what replaces it share their pages.
+    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the
+    server numbers files by their paths, so that a file and its replacement share pages.
     `passing_from`: the fetcher's node cache, whose complete files the kernel may read by itself.
     """
 
@@ -119,7 +119,7 @@ class StripedTree(Operations):
     # --- names and attributes -----------------------------------------------------------------
 
     def lookup(self, parent: Inode, name: bytes) -> Attr:
-        with self._answered("lookup"):
+        with self._answer("lookup"):
             for _ in range(MOST_ASKED):
                 node = self.child(self.node(parent), name)
                 if self.nodes.refer(node.inode):
@@ -131,11 +131,11 @@ class StripedTree(Operations):
             self.nodes.refer(inode)
 
     def getattr(self, inode: Inode) -> Attr:
-        with self._answered("getattr"):
+        with self._answer("getattr"):
             return self._attr(self.node(inode))
 
     def readlink(self, inode: Inode) -> bytes:
-        with self._answered("readlink"):
+        with self._answer("readlink"):
             node = self.node(inode)
             entry = node.info.entry
             if node.info.link:
@@ -153,7 +153,7 @@ class StripedTree(Operations):
             raise FileSystemError(errno.EXDEV) from error
 
     def readdir(self, inode: Inode) -> Sequence[Entry]:
-        with self._answered("readdir"):
+        with self._answer("readdir"):
             node = self.node(inode)
             nodes = self.nodes.children(node, self.listing(node))
             return [Entry(child.name, self._attr(child)) for child in nodes]
@@ -163,7 +163,7 @@ class StripedTree(Operations):
         return sum(n.info.size_bytes for n in nodes[1:]), 0, len(nodes), 0
 
     def getxattr(self, inode: Inode, name: bytes) -> bytes:
-        with self._answered("getxattr"):
+        with self._answer("getxattr"):
             node = self.node(inode)
             # `ls -l` asks for the ACL of every file: no store is asked for what is never there.
             if name not in xattrs.names_of(node):
@@ -173,7 +173,7 @@ class StripedTree(Operations):
             return xattrs.value_of(self.source(node), name)
 
     def listxattr(self, inode: Inode) -> Sequence[bytes]:
-        with self._answered("listxattr"):
+        with self._answer("listxattr"):
             return xattrs.names_of(self.node(inode))
 
     def forget(self, inode: Inode, count: int) -> None:
@@ -189,7 +189,7 @@ class StripedTree(Operations):
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FileSystemError(errno.EROFS)
-        with self._answered("open"):
+        with self._answer("open"):
             node = self.node(inode)
             if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
@@ -214,7 +214,7 @@ class StripedTree(Operations):
         opened = self._opened.get(handle)
         if opened is not None:
             return opened.read(offset, size, later)
-        reply = later()  # a handle of a process before us: opening its file may take time
+        reply = later()  # a handle from an earlier process: opening its file may take time
 
         def revive() -> None:
             try:
@@ -228,9 +228,9 @@ class StripedTree(Operations):
         return None
 
     def _pass(self, source: FileSource) -> Opened | None:
-        """An opening that the kernel serves; it asks us all the same where it cannot."""
+        """An opening that the kernel serves by passthrough; where it cannot, it asks us."""
         passing = self._passing
-        sealed = passing.sealed(source) if passing is not None else None
+        sealed = passing.open_sealed(source) if passing is not None else None
         if passing is None or sealed is None:
             return None
         handle = self.files.number(source)
@@ -243,12 +243,12 @@ class StripedTree(Operations):
         if self._passing is not None:
             self._passing.drop(handle)
             if source is not None:
-                self._passing.served(source)
+                self._passing.note_served(source)
 
     def source(self, node: Node) -> FileSource:
         """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.
 
-        The kernel then looks at the name once more, and opens what it means by then.
+        The kernel then looks up the name once more, and opens what has it by then.
         """
         info = node.info
         # The name is part of it, for a source asks for its bytes by name, and files are renamed.
@@ -273,7 +273,7 @@ class StripedTree(Operations):
     # --- nodes --------------------------------------------------------------------------------
 
     def node(self, inode: Inode) -> Node:
-        """The node of an inode; one that only a process before us knew is searched for.
+        """The node of an inode; one that only an earlier process knew is searched for.
 
         Raises FileSystemError(ESTALE) when there is none, StoreUnavailableError when some folder
         that may hold it could not be read.
@@ -298,16 +298,16 @@ class StripedTree(Operations):
         raise FileSystemError(errno.ENOENT)
 
     def listing(self, node: Node) -> Mapping[bytes, Inode]:
-        """A folder's entries; read again from the store when they are old, by one at a time.
+        """A folder's entries; when they are old, one caller at a time reads them from the store.
 
-        Whoever comes meanwhile has the old ones at once, or waits with that one for the first.
+        Meanwhile other callers get the old entries at once, or wait where there are none yet.
         """
         single = node.inode == ROOT and self._single
         if not node.info.is_folder and not single:
             raise FileSystemError(errno.ENOTDIR)
         with self.nodes.lock:
             known = node.children
-            if known is not None and self._good(node):
+            if known is not None and self._is_fresh(node):
                 return known
             asked = node.asked
             if asked is None:
@@ -316,22 +316,22 @@ class StripedTree(Operations):
             return known if known is not None else asked.result()
         try:
             with limited(self._deadline_s):
-                listed = self._asked(node, known)
+                listed = self._ask_store(node, known)
             mine.set_result(listed)
             return listed
-        except BaseException as error:  # those who wait for this answer have it, too
+        except BaseException as error:  # other callers wait for this answer, too
             mine.set_exception(error)
             raise
         finally:
             node.asked = None
 
-    def _good(self, node: Node) -> bool:
-        """Whether what was listed will do."""
+    def _is_fresh(self, node: Node) -> bool:
+        """Whether the listing is recent enough to be used."""
         now_s = time.monotonic()
         recent = now_s - node.listed_s <= REFRESH_S or now_s < self._away_until_s
         return bool(node.listed_s) and (node.is_fixed or recent)
 
-    def _asked(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
+    def _ask_store(self, node: Node, known: dict[bytes, Inode] | None) -> dict[bytes, Inode]:
         for left in reversed(range(MOST_ASKED)):
             with self.nodes.lock:
                 began_s, changes = node.listed_s, node.changes
@@ -341,17 +341,19 @@ class StripedTree(Operations):
             except BootseerError as error:
                 if node.changes != changes and left:
                     continue  # it was asked for under its former name
-                if error.retryable:  # with it, others would wait as long for their old names
+                if (
+                    error.retryable
+                ):  # else other folders would each wait as long for their known names
                     self._away_until_s = time.monotonic() + AGAIN_S
                 if known is None:
                     raise
                 if node.listed_s == began_s:
                     node.listed_s = time.monotonic() - REFRESH_S + AGAIN_S
-                break  # what was there a while ago is better than nothing
-            best = [self._best(node, each) for each in infos]
+                break  # an old listing is better than none
+            best = [self._choose_info(node, each) for each in infos]
             with self.nodes.lock:
                 if node.changes == changes or not left:
-                    return self._filled(node, best, outdated=node.changes != changes)
+                    return self._fill_listing(node, best, outdated=node.changes != changes)
         return known or {}
 
     def _list_infos(self, node: Node) -> list[PathInfo]:
@@ -365,23 +367,23 @@ class StripedTree(Operations):
                     node.info = info
         return namespace.list_folder(self.store, info, node.cached)
 
-    def _filled(
+    def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
-        """The entries: as the store said, but for names that were changed from here meanwhile.
+        """Make a folder's entries of a listing, but for names that this mount changed meanwhile.
 
-        An outdated answer is given once, for want of a better one.
+        An outdated listing is used once, for lack of a newer one.
         """
         here = {each.name: each for each in self.nodes.children(node, node.children or {})}
         kept = {name: each for name, each in here.items() if name in node.touched}
         said = [each for each in infos if base_of(each) not in node.touched]
-        listed = self.nodes.fill(node, said, {**kept, **self._kept(node, said)})
+        listed = self.nodes.fill(node, said, {**kept, **self._entries_to_keep(node, said)})
         if outdated:
             self.nodes.outdate(node)
         return listed
 
-    def _best(self, folder: Node, info: PathInfo) -> PathInfo:
-        """What was there a while ago where the store does not say just now what is there."""
+    def _choose_info(self, folder: Node, info: PathInfo) -> PathInfo:
+        """A listed entry; the earlier one of its name where the store cannot read it just now."""
         if info.problem is None:
             return info
         self.complaints.number(info.problem, info.name, reading=True)
@@ -390,12 +392,12 @@ class StripedTree(Operations):
             return info
         return earlier.info
 
-    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> Mapping[bytes, Node]:
+    def _entries_to_keep(self, node: Node, infos: Sequence[PathInfo]) -> Mapping[bytes, Node]:
         """Entries that stay whatever the store says."""
         return {}
 
     def _survey(self, wanted: Inode) -> Node | None:
-        """Look into folder after folder until an inode is found, by one at a time."""
+        """Search folder after folder for an inode; one caller at a time does so."""
         end_s = time.monotonic() + self._deadline_s
         if not self._surveying.acquire(timeout=self._deadline_s):
             return None
@@ -406,7 +408,7 @@ class StripedTree(Operations):
             with limited(end_s - time.monotonic()):
                 node = self._search(wanted, end_s)
             if node is not None:
-                self.nodes.refer(wanted)  # who asks for it has it from the kernel
+                self.nodes.refer(wanted)  # the caller has it from the kernel
                 return node
             if len(self._absent) >= MOST_SURVEYED:
                 self._absent.clear()
@@ -473,5 +475,5 @@ class StripedTree(Operations):
     def _where(self, node: Node) -> str:
         return node.path or node.info.name
 
-    def _answered(self, what: str) -> Answered:
+    def _answer(self, what: str) -> Answered:
         return Answered(self.complaints, what)

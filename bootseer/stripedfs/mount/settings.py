@@ -25,7 +25,8 @@ class MountSettings:
 
     Files of `direct_bytes` and more bypass the page cache; `writable` lets files be saved. The
     first access to the store may take `look_s`. Reads that get no bytes for `deadline_s` fail with
-    EIO. `cache` is a directory of this node for what was read; blocks take `memory_bytes` besides.
+    EIO. `cache` is a directory of this node that keeps what was read; blocks in memory take
+    `memory_bytes`.
     With `for_pid` the mount ends with that process. `log_file` gets a line for each fault.
     """
 

@@ -26,7 +26,7 @@ class StagedSet:
         self.files: dict[bytes, tuple[Node, StagedFile]] = {}
         """Its files by their names."""
         self.metadata_removed = False
-        """The saver removed the previous `.metadata`, which stays until there is a new one."""
+        """The saver removed the previous `.metadata`, which others see until there is a new one."""
 
 
 class StagedSets:
@@ -51,11 +51,11 @@ class StagedSets:
         return entry[1] if entry is not None and entry[0] is node else None
 
     def add(self, folder: Inode, name: bytes, node: Node, staged: StagedFile) -> None:
-        """A file of a folder's next checkpoint was begun."""
+        """Add a file of a folder's next checkpoint."""
         self._sets.setdefault(folder, StagedSet()).files[name] = (node, staged)
 
     def remove(self, node: Node) -> None:
-        """A file was removed or failed; nothing happens where it is of no set."""
+        """Drop a file that was removed or failed; does nothing where it is of no set."""
         if self.staged_file(node) is not None:
             del self._sets[node.parent].files[node.name]
 
@@ -88,7 +88,8 @@ class StagedSets:
     def publish_copy(self, inode: Inode) -> None:
         """Publish a set whose `.metadata` was written under its own name, once all is there.
 
-        All of it by one process: a copy that was cut short has nothing to do with a later save.
+        One process must have written all of it, so that an interrupted copy and a later save are
+        not mixed.
         """
         folder, entry = self._nodes.get(inode), self.find(inode, METADATA_NAME)
         if folder is None or entry is None:

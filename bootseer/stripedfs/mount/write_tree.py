@@ -64,7 +64,7 @@ from bootseer.stripedfs.write.dcp_files import StagedFile, is_staged
 from bootseer.stripedfs.write.write_settings import WriteSettings
 
 FREE_BYTES = 1 << 50
-"""What `statfs` calls free: a store does not say, and programs ask before they save."""
+"""What `statfs` reports as free: stores do not say, and programs ask before they save."""
 RENAME_NOREPLACE = 1
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """What is shown where nothing was set."""
@@ -113,7 +113,7 @@ class WritableTree(StripedTree, WritableOperations):
     # --- one file -----------------------------------------------------------------------------
 
     def create(self, parent: Inode, name: bytes, mode: int, flags: int) -> tuple[Attr, Opened]:
-        with self._answered("create"):
+        with self._answer("create"):
             folder = self._check_changeable(self.node(parent))
             known = self.listing(folder).get(name)
             if known is not None and flags & os.O_EXCL:
@@ -139,13 +139,13 @@ class WritableTree(StripedTree, WritableOperations):
 
     def open(self, inode: Inode, flags: int) -> Opened:
         if flags & os.O_ACCMODE == os.O_RDONLY:
-            with self._answered("open"):
+            with self._answer("open"):
                 node = self.node(inode)
                 self._writable.check_not_written(node)
                 if self._sets.staged_file(node) is not None:
                     raise FileSystemError(errno.EBUSY)
             return super().open(inode, flags)
-        with self._answered("open"):
+        with self._answer("open"):
             node = self.node(inode)
             parent = self.nodes.get(node.parent)
             if flags & os.O_TRUNC and parent is not None and self._begins_staged(parent, node.name):
@@ -171,7 +171,7 @@ class WritableTree(StripedTree, WritableOperations):
         self, inode: Inode, handle: Handle, offset: int, data: memoryview, *, owner: int = 0
     ) -> int:
         file = self._file(handle)
-        with self._answered("write"), file.lock:
+        with self._answer("write"), file.lock:
             try:
                 return file.write(offset, data, owner)
             except BaseException:  # whatever it is: the name is what it was before
@@ -182,7 +182,7 @@ class WritableTree(StripedTree, WritableOperations):
         if not is_write_handle(handle):
             return
         file = self._file(handle)
-        with self._answered("close"), file.lock:
+        with self._answer("close"), file.lock:
             file.check()
             if not file.is_writer(owner):
                 return  # a child closes what it inherited; the writer goes on
@@ -195,15 +195,15 @@ class WritableTree(StripedTree, WritableOperations):
                 self._writable.publish(file)
 
     def _is_orphaned(self, file: WritableFile, thread: int) -> bool:
-        """Whether its writer was killed; FileSystemError(EIO) where that cannot be determined."""
+        """Whether its writer was killed. FileSystemError(EIO): that cannot be determined."""
         name = file.node.info.name
         try:
             killed = closes_because_killed(thread)
         except OSError as error:  # only what is certainly whole is published
             file.note_writer(killed=True)
             self._say(
-                f"{name} is not published: whether its writer was killed could not be told "
-                f"({error}); save it again"
+                f"{name} is not published: it could not be determined whether its writer was "
+                f"killed ({error}); save it again"
             )
             raise FileSystemError(errno.EIO) from error
         file.note_writer(killed=killed)
@@ -212,9 +212,9 @@ class WritableTree(StripedTree, WritableOperations):
         return killed
 
     def fallocate(self, handle: Handle, offset: int, length: int, mode: int) -> None:
-        """Before the first byte it announces the length, as `ftruncate` does."""
+        """Announce the length before the first byte, as `ftruncate` does."""
         file = self._file(handle)
-        with self._answered("fallocate"), file.lock:
+        with self._answer("fallocate"), file.lock:
             file.check()
             if mode & ~FALLOC_FL_KEEP_SIZE:
                 raise FileSystemError(errno.EOPNOTSUPP)
@@ -225,10 +225,10 @@ class WritableTree(StripedTree, WritableOperations):
             file.truncate(offset + length)
 
     def fsync(self, inode: Inode, handle: Handle) -> None:
-        """Only a closed file is durable; this reports the errors met so far."""
+        """Report the errors met so far; only a closed file is durable."""
         if is_write_handle(handle):
             file = self._file(handle)
-            with self._answered("fsync"), file.lock:
+            with self._answer("fsync"), file.lock:
                 file.check()
 
     def release(self, inode: Inode, handle: Handle) -> None:
@@ -237,7 +237,7 @@ class WritableTree(StripedTree, WritableOperations):
             super().release(inode, handle)
             return
         try:
-            with self._answered("close"), file.lock:
+            with self._answer("close"), file.lock:
                 if file.state is SaveState.ORPHANED:
                     self._writable.give_up(file)
                 else:
@@ -251,7 +251,7 @@ class WritableTree(StripedTree, WritableOperations):
             self.files.drop(handle)
 
     def truncate(self, inode: Inode, size: int) -> Attr:
-        with self._answered("truncate"):
+        with self._answer("truncate"):
             node = self._check_changeable(self.node(inode))
             if size == self._attr(node).size_bytes:
                 return self._attr(node)
@@ -272,21 +272,23 @@ class WritableTree(StripedTree, WritableOperations):
             return self._attr(node)
 
     def setattr(self, inode: Inode, *, mode: int | None, mtime_ns: int | None) -> Attr:
-        with self._answered("setattr"):
+        with self._answer("setattr"):
             node = self.node(inode)
             if self._sets.staged_file(node) is not None:
-                raise FileSystemError(errno.EPERM)  # they belong to what is published whole
+                raise FileSystemError(
+                    errno.EPERM
+                )  # they belong to a checkpoint that is published whole
             self._check_changeable(node)
             if len(node.name) > FILE_NAME_BYTES:  # a folder: no name has room for the suffix
                 raise FileSystemError(errno.ENAMETOOLONG)
             given = Attributes(mode, mtime_ns)
             file = self._writable.finish_closed(node)
             if file is not None:
-                file.attributes = file.attributes.updated(given)
+                file.attributes = file.attributes.update(given)
                 node.info = node.info._replace(attributes=file.attributes)
-            elif node.inode == ROOT:  # nothing of the store stands for it
+            elif node.inode == ROOT:  # it has no name on the store
                 before = node.info.attributes or Attributes()
-                node.info = node.info._replace(attributes=before.updated(given))
+                node.info = node.info._replace(attributes=before.update(given))
             else:
                 info = self._look(node.info.name)._replace(attributes=node.info.attributes)
                 node.info = rename_remove.set_attributes(self.store, info, given)
@@ -297,7 +299,7 @@ class WritableTree(StripedTree, WritableOperations):
     # --- names --------------------------------------------------------------------------------
 
     def mkdir(self, parent: Inode, name: bytes, mode: int) -> Attr:
-        with self._answered("mkdir"):
+        with self._answer("mkdir"):
             folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
@@ -315,7 +317,7 @@ class WritableTree(StripedTree, WritableOperations):
             return self._attr(node)
 
     def symlink(self, parent: Inode, name: bytes, target: bytes) -> Attr:
-        with self._answered("symlink"):
+        with self._answer("symlink"):
             folder = self._check_changeable(self.node(parent))
             if name in self.listing(folder):
                 raise FileSystemError(errno.EEXIST)
@@ -338,7 +340,7 @@ class WritableTree(StripedTree, WritableOperations):
             raise FileSystemError(errno.EXDEV) from error
 
     def unlink(self, parent: Inode, name: bytes) -> None:
-        with self._answered("unlink"):
+        with self._answer("unlink"):
             folder = self._check_changeable(self.node(parent))
             node = self.child(folder, name)
             if self._unlink_member(folder, node):
@@ -355,7 +357,7 @@ class WritableTree(StripedTree, WritableOperations):
             self.nodes.remove(node)
 
     def rmdir(self, parent: Inode, name: bytes) -> None:
-        with self._answered("rmdir"):
+        with self._answer("rmdir"):
             node = self.child(self._check_changeable(self.node(parent)), name)
             if not node.info.is_folder:
                 raise FileSystemError(errno.ENOTDIR)
@@ -379,7 +381,7 @@ class WritableTree(StripedTree, WritableOperations):
     def rename(
         self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int
     ) -> None:
-        with self._answered("rename"):
+        with self._answer("rename"):
             if flags & ~RENAME_NOREPLACE:
                 raise FileSystemError(errno.EINVAL)
             node = self._check_changeable(
@@ -420,13 +422,13 @@ class WritableTree(StripedTree, WritableOperations):
                     self.nodes.outdate(node)
 
     def _follow(self, moved: Node) -> None:
-        """Let readers of a file that was moved, or lies below what was, go on with its bytes."""
+        """Let readers of a file that was moved, or lies in a moved folder, go on with its bytes."""
         with limited(self._deadline_s):  # all of them together: others wait for this rename
             for place in self.files.places():
                 node = self.nodes.get(Inode(place)) if isinstance(place, int) else None
                 if node is None or not (node is moved or node.path.startswith(f"{moved.path}/")):
                     continue
-                if not node.listed:  # it was removed or replaced: others have its name
+                if not node.listed:  # it was removed or replaced: another file has its name
                     continue
                 # A version keeps its own name, in whichever folder it lies by now.
                 version = node.info.version
@@ -462,7 +464,7 @@ class WritableTree(StripedTree, WritableOperations):
         return node.info._replace(name=target)
 
     def _check_over(self, node: Node, over: Node, flags: int) -> None:
-        """Raise what keeps `node` from replacing `over`, and remove an empty folder there."""
+        """Raise what keeps `node` from replacing `over`; removes an empty folder there."""
         if flags & RENAME_NOREPLACE:
             raise FileSystemError(errno.EEXIST)
         self._writable.check_not_written(over)
@@ -575,10 +577,10 @@ class WritableTree(StripedTree, WritableOperations):
         self._sets.close()
         super().destroy()
 
-    def _filled(
+    def _fill_listing(
         self, node: Node, infos: Sequence[PathInfo], *, outdated: bool
     ) -> dict[bytes, Inode]:
-        """As the store lists it, less names that files were moved away from and hidden ones."""
+        """As listed by the store, less names that files were moved away from and hidden ones."""
         leaving = {
             (each.name, stamp_of(each)) for file in self._writable.all() for _, each in file.left
         }
@@ -587,10 +589,10 @@ class WritableTree(StripedTree, WritableOperations):
             for each in infos
             if (each.name, stamp_of(each)) not in leaving and base_of(each) not in node.hidden
         ]
-        return super()._filled(node, shown, outdated=outdated)
+        return super()._fill_listing(node, shown, outdated=outdated)
 
-    def _kept(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
-        """Files that are being written may be on no store yet, but are in their folder."""
+    def _entries_to_keep(self, node: Node, infos: Sequence[PathInfo]) -> dict[bytes, Node]:
+        """Keep files that are being written, which may not be on the store yet."""
         listed = {base_of(each) for each in infos}
         return {
             file.node.name: file.node

@@ -94,7 +94,7 @@ def get_from_store(
             report = run.get_tree(opened) if isinstance(opened, Tree) else run.get_file(opened)
             download.publish()
         except NoSpaceError:
-            download.discard()  # what we hold of the full disk is better free
+            download.discard()  # frees our part of the full disk
             raise
         except BaseException:  # interrupted: the next get goes on from here
             download.save()

@@ -266,7 +266,7 @@ def _check_kind(path: str) -> None:
 
 
 def _boot_id() -> str:
-    """After a reboot nothing that was not synced can be trusted to be there; "": unknown."""
+    """Identifies this boot: after another one, unsynced bytes may be missing. "": unknown."""
     try:
         return boot_id()
     except OSError:

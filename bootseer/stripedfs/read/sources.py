@@ -71,7 +71,7 @@ class Stretches:
 
 
 def _source_key(digest: str, store: Store, place: str) -> str:
-    """A key with the place in it: equal bytes elsewhere may outlive those that were read first."""
+    """A key that contains the place: the copy that was read first may be removed before others."""
     return f"{digest}@{store.url}/{place}"
 
 
@@ -102,8 +102,8 @@ LOST = "what was opened was replaced since, or is incomplete: open it again, or 
 def as_damage(error: BootseerError, source: FileSource, what: str = LOST) -> BootseerError:
     """Turn a missing object of a checkpoint into CorruptDataError, which says what to do (`what`).
 
-    What a checkpoint lists and its store does not hold is damage, not a mistyped name: a program
-    that takes a missing file for one that was never written (zarr) would go on without its bytes.
+    An object that a checkpoint lists and its store lacks is damage, not a mistyped name. A program
+    that treats a missing file as one that was never written (zarr) would go on without its bytes.
     """
     if not (isinstance(error, NotFoundError) and isinstance(source, DigestedSource)):
         return error

@@ -73,7 +73,7 @@ class Draft:
         """Make a new one. `note` is what `adopt` will compare."""
         folder = store.temporary_name(checkpoint_folder(name))
         store.mkdir(f"{folder}/{WRITING}/{OPEN}")
-        return cls(store, name, folder)._own(note)
+        return cls(store, name, folder)._begin_lease(note)
 
     @classmethod
     def adopt(cls, store: Store, name: str, note: dict[str, Any]) -> Draft | None:
@@ -88,7 +88,7 @@ class Draft:
                 store.delete_tree(f"{ours}/{WRITING}/{LEASE}")
             except (NotFoundError, BusyError):
                 continue  # another process was quicker
-            return cls(store, name, ours, adopted=True)._own(note)
+            return cls(store, name, ours, adopted=True)._begin_lease(note)
         return None
 
     @classmethod
@@ -100,7 +100,7 @@ class Draft:
         store.stat(f"{folder}/{WRITING}/{OPEN}")
         return cls(store, name, folder)
 
-    def _own(self, note: dict[str, Any]) -> Draft:
+    def _begin_lease(self, note: dict[str, Any]) -> Draft:
         """Begin to acquire its lease, which a store may take half a second for; returns itself."""
         self._owned = True
         self._leasing = threading.Thread(target=self._acquire, args=(note,), daemon=True)
@@ -191,7 +191,7 @@ class Draft:
             self._check_exists(version)
 
     def _point(self, version: Version) -> None:
-        """Make it current; if a collector removes it meanwhile, the previous version stays so."""
+        """Make it current; if a collector removes it meanwhile, the previous version remains."""
         try:
             previous = self._read_previous()
             self._check_exists(version)
@@ -228,7 +228,7 @@ class Draft:
             ) from error
 
     def _restore_pointer(self, version: Version, previous: Version | Link | None) -> None:
-        """Point to the previous version again, unless another one was published meanwhile."""
+        """Make the previous version current again, unless another was published meanwhile."""
         try:
             current = read_current(self.store, self.name)
             if current is None or current.folder != version.folder:

@@ -156,8 +156,8 @@ def _find_unused_versions(
 def list_unreferenced(dated: list[tuple[float, str]], kept: str) -> list[Unused]:
     """Versions, given as (when finished, name), that are not `kept`.
 
-    A version was replaced when the next one was finished; the last one was never current, or lost
-    a race, and is unused since it was finished.
+    A version was replaced when the next one was finished. If the last one is not `kept`, it was
+    never current, or lost a race, and has not been needed since it was finished.
     """
     ordered = sorted(dated)
     replaced_s = [when for when, _ in ordered[1:]] + [when for when, _ in ordered[-1:]]

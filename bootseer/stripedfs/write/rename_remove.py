@@ -47,7 +47,7 @@ def set_attributes(store: Store, info: PathInfo, attributes: Attributes) -> Path
     The pointer of a striped file is replaced, as if it were published again. Raises BusyError
     when it was published meanwhile, AccessDeniedError for a directory checkpoint.
     """
-    wanted = (info.attributes or Attributes()).updated(attributes)
+    wanted = (info.attributes or Attributes()).update(attributes)
     if info.link:
         info = info._replace(attributes=Attributes(mtime_ns=wanted.mtime_ns))
         make_link(store, info.name, stored_link(info))
@@ -223,7 +223,7 @@ def check_unreserved(name: str) -> None:
 
 
 def check_new(store: Store, name: str) -> None:
-    """Raise what keeps a new file or folder from having a name.
+    """Raise the error that keeps a new file or folder from having a name.
 
     As `check_unreserved`; AccessDeniedError within a directory checkpoint, NotADirectoryError
     below a file (striped or plain).

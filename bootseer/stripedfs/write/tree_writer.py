@@ -1,8 +1,8 @@
 """A directory checkpoint that is written by several processes and published once.
 
 One process begins (`TreeWriter.begin`) and gives its `token` to the others, which join
-(`TreeWriter.join`). Each adds its own files, at any time and in any order, and seals. When all
-have sealed, which the caller must make sure of (a barrier), the one that began publishes; nothing
+(`TreeWriter.join`). Each adds its own files, at any time and in any order, and finishes. When all
+have finished, which the caller must make sure of (a barrier), the one that began publishes; nothing
 is visible before.
 """
 
@@ -53,8 +53,8 @@ FILE_MODE, FOLDER_MODE = 0o644, 0o755
 class TreeWriter(Committing):
     """One process's part in writing a directory checkpoint; several threads may add at once.
 
-    Leaving the block seals; in the process that began, everything that is not published by then is
-    removed.
+    Leaving the block finishes; in the process that began, everything that is not published by then
+    is removed.
     """
 
     def __init__(self, draft: Draft, plan: WritePlan, *, begun: bool) -> None:
@@ -64,7 +64,7 @@ class TreeWriter(Committing):
         self._begun = begun
         self._entries: dict[str, TreeEntry] = {}
         self._lock = threading.Lock()
-        self._sealed = False
+        self._finished = False
 
     @classmethod
     def begin(cls, store: Store, name: str, settings: WriteSettings) -> TreeWriter:
@@ -120,12 +120,12 @@ class TreeWriter(Committing):
         if isinstance(entry, TreeFile):
             self._store.delete_tree(f"{self._draft.folder}/{entry.object}")
 
-    def seal(self) -> None:
+    def finish(self) -> None:
         """List all that was added for the publisher; nothing can be added afterwards."""
         with self._lock:
-            if self._sealed:
+            if self._finished:
                 return
-            self._sealed = True
+            self._finished = True
             entries = [entry.to_json() for entry in self._entries.values()]
         if self._begun:
             return  # this process is the publisher
@@ -190,7 +190,7 @@ class TreeWriter(Committing):
         """
         if not self._begun:
             raise UsageError("this process joined; the one that began publishes")
-        self.seal()
+        self.finish()
         entries = dict(self._entries)
         for stat in self._store.list(self._draft.writing):
             if posixpath.basename(stat.name).startswith(PART):
@@ -210,19 +210,19 @@ class TreeWriter(Committing):
         )
 
     def close(self) -> None:
-        """Seal; what the process that began did not publish is removed. Twice is safe."""
+        """Finish; removes what the process that began did not publish. Twice is safe."""
         if self._begun:
             self._draft.discard()
         else:
-            self.seal()
+            self.finish()
 
     def abort(self) -> None:
         """Remove what this process added; everything, in the process that began."""
         if self._begun:
             self._draft.discard()
-        for path in () if self._begun or self._sealed else tuple(self._entries):
+        for path in () if self._begun or self._finished else tuple(self._entries):
             self.remove(path)
-        self._sealed = True
+        self._finished = True
 
     def leave_nothing(self) -> None:
         """As `abort`; also removes the directory's own folder if nothing else is in it."""
@@ -231,7 +231,7 @@ class TreeWriter(Committing):
 
     def _add(self, entry: TreeEntry) -> None:
         with self._lock:
-            if self._sealed:
+            if self._finished:
                 raise UsageError(f"{entry.path} comes after this process sealed; add it before")
             self._entries[entry.path] = entry
 

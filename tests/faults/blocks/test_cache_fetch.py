@@ -257,7 +257,7 @@ def test_what_another_thread_takes_back_is_no_room_that_was_made(
     ):
         assert kept.store(0, memoryview(bytearray(BLOCK)))
         monkeypatch.setattr(eviction, "survey", shrinking)
-        assert not cache.failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        assert not cache.handle_write_fault(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert next(surveys) > 0
     assert len(told) == 1
 

@@ -195,7 +195,7 @@ def test_killed_while_unpacking_it_is_unpacked_again(node: Packed) -> None:
         "def step(name):\n    if name == sys.argv[4]: os.kill(os.getpid(), signal.SIGKILL)\n"
         "treecache.ensure(*sys.argv[1:4], on_step=step, packed=True)"
     )
-    for moment in ("made", "unpacked", "sealed"):
+    for moment in ("made", "unpacked", "fingerprinted"):
         arguments = [node.cache, str(node.archive), node.info.index_digest, moment]
         done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
         assert done.returncode == -9

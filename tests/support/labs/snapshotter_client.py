@@ -1,6 +1,6 @@
 """A client of a snapshotter's socket, and images that are plain directories.
 
-`Client` speaks containerd's snapshots API with the messages of `snapshotter.wire`; what goes
+`Client` speaks containerd's snapshots API with the messages of `snapshotter.messages`; what goes
 wrong is a `RefusedError` with the gRPC status's name. `DirectoryMounter` is an ImageMounter whose
 images are directories of this machine, bound; each can be made to fail.
 """

@@ -70,23 +70,23 @@ def test_reads_that_do_not_follow_the_order_hold_it(tree: Tree):
     with Fetcher() as fetcher:
         whole = WholeFetch(fetcher, tree.source, order, clock=lambda: now[0])
         assert not whole.holds
-        whole.missed(order[3].offset + 10)  # soon to come
+        whole.note_miss(order[3].offset + 10)  # soon to come
         assert not whole.holds
-        whole.missed(tree.source.size_bytes + 5)  # not in it at all
+        whole.note_miss(tree.source.size_bytes + 5)  # not in it at all
         assert whole.holds
         now[0] += PAUSE_S
         assert not whole.holds
         near = WholeFetch(fetcher, tree.source, order, near_bytes=4 * BLOCK, clock=lambda: now[0])
-        near.missed(order[3].offset)
+        near.note_miss(order[3].offset)
         assert not near.holds
-        near.missed(order[9].offset)  # far down the order
+        near.note_miss(order[9].offset)  # far down the order
         assert near.holds
 
 
 def test_what_stands_still_can_be_closed(tree: Tree):
     with Fetcher() as fetcher:
         whole = WholeFetch(fetcher, tree.source, shuffled(tree), clock=lambda: 0.0)
-        whole.missed(1 << 50)
+        whole.note_miss(1 << 50)
         thread = threading.Thread(target=whole.run)
         thread.start()
         whole.close()

@@ -51,7 +51,7 @@ def test_pieces_are_the_range_in_order(
     gone = set()
     for number, one in enumerate(index.frames):
         if data.draw(st.booleans()):
-            frames.arrived(number, content(one))
+            frames.add_frame(number, content(one))
         else:
             frames.drop(number)
             gone |= {p for e in one.extents for p in range(e.offset // PAGE, e.end // PAGE)}
@@ -82,7 +82,7 @@ def test_who_waits_is_resumed_once_whatever_becomes_of_the_frame() -> None:
         found = frames.pieces(number * 2 * PAGE, PAGE)
         assert found == Coming(number)
         assert frames.wait(number, lambda number=number: resumed.append(number))
-    frames.arrived(0, content(index.frames[0]))
+    frames.add_frame(0, content(index.frames[0]))
     assert resumed == [0]
     frames.give_up()
     assert resumed == [0, 1]
@@ -96,18 +96,18 @@ def test_a_frame_far_down_the_stream_is_not_waited_for() -> None:
     frames = Frames(index, memory_bytes=1 << 30, far_bytes=2000)
     assert isinstance(frames.pieces(PAGE, PAGE), Coming)
     assert frames.pieces(2 * PAGE, PAGE) == [Cold(2 * PAGE, PAGE)]
-    frames.arrived(0, content(index.frames[0]))
+    frames.add_frame(0, content(index.frames[0]))
     assert isinstance(frames.pieces(2 * PAGE, PAGE), Coming)
 
 
 def test_memory_for_frames_is_bounded() -> None:
     index = Index(tuple(frame(n, [(n, 1)]) for n in range(4)), ())
     frames = Frames(index, memory_bytes=2 * PAGE)
-    frames.arrived(0, content(index.frames[0]))
+    frames.add_frame(0, content(index.frames[0]))
     assert frames.has_room(0)
-    frames.arrived(1, content(index.frames[1]))
+    frames.add_frame(1, content(index.frames[1]))
     assert not frames.has_room(0)
-    frames.warmed(0)
+    frames.note_warmed(0)
     assert frames.has_room(0)
     assert frames.covers(0, 2 * PAGE)
     assert not frames.covers(3 * PAGE, 2 * PAGE)

@@ -41,7 +41,7 @@ def test_subtract(some: list[tuple[int, int]], others: list[tuple[int, int]]):
 
 @given(EXTENTS, st.integers(0, SPAN), st.integers(1, 9))
 def test_aligned(some: list[tuple[int, int]], size: int, grain: int):
-    found = extent.aligned(some, size, grain)
+    found = extent.align(some, size, grain)
     touched = {n // grain for n in numbers(some) if n < size // grain * grain + grain}
     wanted = {n for t in touched for n in range(t * grain, (t + 1) * grain) if n < size}
     assert is_set(found)

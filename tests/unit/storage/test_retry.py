@@ -57,7 +57,7 @@ def test_a_long_wait_is_told_once(
 ) -> None:
     monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
     for _ in range(2):
-        assert retry.retrying(away(3), retry_s=20.5) == "found"
+        assert retry.retry_call(away(3), retry_s=20.5) == "found"
     (told,) = said(caplog)
     said_s = told.removeprefix("bootseer: cannot list it: nobody answers; asking again for up to ")
     assert said_s in ("20 s (try 2)", "21 s (try 2)")
@@ -69,23 +69,23 @@ def test_it_is_told_again_after_a_while(
 ) -> None:
     monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(retry, "REPORT_AGAIN_S", 0.0)
-    assert retry.retrying(away(3), retry_s=20) == "found"
+    assert retry.retry_call(away(3), retry_s=20) == "found"
     assert [line.partition("(")[2] for line in said(caplog)] == ["try 2)", "try 3)", "try 4)"]
 
 
 def test_who_listens_hears_of_each_try_that_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, int, float]] = []
     monkeypatch.setattr(retry, "wait_listener", lambda *told: heard.append(told))
-    assert retry.retrying(away(2), retry_s=20) == "found"
+    assert retry.retry_call(away(2), retry_s=20) == "found"
     assert [told[:2] for told in heard] == [("cannot list it: nobody answers", n) for n in (1, 2)]
     assert all(15 < left_s <= 20 for _, _, left_s in heard)
     with pytest.raises(StoreUnavailableError):
-        retry.retrying(away(1), retry_s=0.0)
+        retry.retry_call(away(1), retry_s=0.0)
     assert len(heard) == 2  # its caller hears of the last one
 
 
 def test_a_short_wait_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert retry.retrying(away(2), retry_s=20) == "found"
+    assert retry.retry_call(away(2), retry_s=20) == "found"
     assert said(caplog) == []
 
 
@@ -94,5 +94,5 @@ def test_a_wait_that_ends_in_an_error_says_only_that(
 ) -> None:
     monkeypatch.setattr(retry, "REPORT_AFTER_S", 0.0)
     with pytest.raises(StoreUnavailableError):
-        retry.retrying(away(99), retry_s=0.0)
+        retry.retry_call(away(99), retry_s=0.0)
     assert said(caplog) == []

@@ -55,7 +55,7 @@ trace_options = combine_options(
         envvar="BOOTSEER_IMAGE_IMAGE",
         default="",
         metavar="NAME",
-        help="The image's name there, best its digest; default: told from its directories.",
+        help="The image's name there, best its digest; default: derived from its directories.",
     ),
     workload_option("What runs, where several kinds of jobs share an image."),
 )

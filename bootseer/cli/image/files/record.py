@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 @click.option(
     "--evict/--no-evict",
     default=False,
-    help="First take the files out of memory, as far as nobody uses them: a start from warm files "
-    "tells little.",
+    help="First take the files out of memory, as far as no process uses them: a start from warm "
+    "files shows little.",
 )
 @click.argument("words", metavar="CMD", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -77,7 +77,7 @@ def command(
     """Run CMD and record which ranges of files it makes the kernel read, until its first step.
 
     The trace is merged with that of earlier starts where it is kept by --traces; --file is
-    written anew. The exit code is CMD's own.
+    overwritten. The exit code is CMD's own.
     """
     from bootseer.entrypoint import job_process
     from bootseer.imageprefetch.filemode import roots

@@ -51,8 +51,8 @@ def command(
 ) -> int:
     """Have the kernel read ahead what earlier starts read, in their order.
 
-    Files that changed since, or are gone, are skipped. `bootseer start` with `[image] traces`
-    does this beside the job.
+    Files that changed since, or were removed, are skipped. `bootseer start` with `[image] traces`
+    does this in parallel with the job.
     """
     from bootseer.imageprefetch.filemode import roots
     from bootseer.imageprefetch.filemode.replay import ReplaySettings, replay

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="zstd's level; lower ones pack faster and send more.",
 )
-@click.option("--push", is_flag=True, help="Publish it too, beside the image.")
+@click.option("--push", is_flag=True, help="Publish it too, next to the image.")
 @image_access_options
 @json_option
 @click.argument("ref")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("image.hotset.build", "Pack what a workload's starts read."),
-    "push": ("image.hotset.push", "Publish what `build` made, beside the image."),
+    "push": ("image.hotset.push", "Publish what `build` made, next to the image."),
     "show": ("image.hotset.show", "Draw what a workload's starts really read."),
     "merge": ("image.hotset.merge", "Merge recordings of other nodes into this one's."),
     "prune": ("image.hotset.prune", "Delete older hot sets from the registry."),
@@ -28,8 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def command() -> None:
     """What an image's starts read, packed in the order of first touch and published.
 
-    A hot set belongs to one image and one workload. It stands beside the image in the registry;
-    tags and images stay untouched, and it can be made anew from more starts at any time.
+    A hot set belongs to one image and one workload. It lies next to the image in the registry;
+    tags and images stay untouched, and it can be rebuilt from more starts at any time.
     """
 
 

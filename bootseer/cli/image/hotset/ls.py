@@ -18,7 +18,7 @@ from bootseer.errors import CorruptDataError
 @json_option
 @click.argument("ref")
 def command(ref: str, as_json: bool, **access: Any) -> int:
-    """List what is recorded of the image REF on this node, and the hot sets beside it."""
+    """List what is recorded of the image REF on this node, and the hot sets next to it."""
     from bootseer.imageprefetch.hotset import store
 
     with open_image(ref, **access) as image:

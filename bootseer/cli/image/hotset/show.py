@@ -69,7 +69,7 @@ def command(
                 f"nothing is recorded of {describe_workload(workload)} of {ref}; start it once "
                 f"with `bootseer image record {ref} -- COMMAND`"
             )
-        summary = summarise(trace.hot(share), image.parts.files)
+        summary = summarise(trace.select_hot(share), image.parts.files)
     if html_path:
         _write_page(html_path, summary, ref)
     if as_json:

@@ -92,7 +92,7 @@ class Authorizer:
             return grant.header
         return self._renew(endpoint, key, grant.challenge, grant.header, attempt).header
 
-    def refused(
+    def answer_refusal(
         self,
         endpoint: Endpoint,
         scopes: tuple[str, ...],

@@ -25,7 +25,7 @@ from bootseer.storage.oci.registry.mirrors import PULL, Endpoint
 from bootseer.storage.oci.registry.registry_client import RegistryClient
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.request_control import Attempt
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from bootseer.storage.store import BlockLocation, PreferredReads, Stat, check_limit
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BlobStore(ReadOnlyStore):
         def ask(endpoint: Endpoint) -> int:
             return self._size(endpoint, name, what)
 
-        size = retrying(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
+        size = retry_call(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
         return Stat(name, size, 0.0, False, name)
 
     def read(self, name: str, *, limit_bytes: int) -> bytes:
@@ -100,11 +100,11 @@ class BlobStore(ReadOnlyStore):
             check_bytes(data, name, f"{name} from {endpoint.authority}")
             return data
 
-        return retrying(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
+        return retry_call(lambda: self._client.ask_any(ask), retry_s=self._options.retry_s)
 
     def read_range(self, name: str, offset: int, buffer: bytearray | memoryview) -> None:
         view = memoryview(buffer).cast("B")
-        retrying(
+        retry_call(
             lambda: self.read_scatter(name, offset, [view], self._client.attempt()),
             retry_s=self._options.retry_s,
         )

@@ -78,7 +78,7 @@ def plan_endpoints(
     one on loopback is asked by http unless there is a certificate in its folder. Raises UsageError
     for a file that cannot be understood.
     """
-    own = _own(reference, plain_http, forced)
+    own = _make_own_endpoint(reference, plain_http, forced)
     for directory in files.hosts_directories:
         endpoints = _hosts_toml(directory, reference, own, plain_http)
         if endpoints is not None:
@@ -86,7 +86,7 @@ def plan_endpoints(
     for directory in files.hosts_directories:
         own = _with_certificates(own, os.path.join(directory, reference.host))
     host, port = _split(reference.host)
-    if own.ca_files and forced is None and not _named(host, port, plain_http):
+    if own.ca_files and forced is None and not _is_named(host, port, plain_http):
         own = dataclasses.replace(own, origin=own.origin._replace(tls=True))  # even on loopback
     return _registries_conf(files.registries_conf, reference, own, plain_http)
 
@@ -99,7 +99,9 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _own(reference: Reference, plain_http: tuple[str, ...], forced: bool | None) -> Endpoint:
+def _make_own_endpoint(
+    reference: Reference, plain_http: tuple[str, ...], forced: bool | None
+) -> Endpoint:
     host, port = _split(reference.host)
     plain = forced if forced is not None else _may_be_plain(host, port, plain_http)
     server = HUB if reference.host == DEFAULT_HOST else host
@@ -108,10 +110,10 @@ def _own(reference: Reference, plain_http: tuple[str, ...], forced: bool | None)
 
 
 def _may_be_plain(host: str, port: int, plain_http: tuple[str, ...]) -> bool:
-    return is_loopback(host) or _named(host, port, plain_http)
+    return is_loopback(host) or _is_named(host, port, plain_http)
 
 
-def _named(host: str, port: int, plain_http: tuple[str, ...]) -> bool:
+def _is_named(host: str, port: int, plain_http: tuple[str, ...]) -> bool:
     names = {host.lower(), f"{host.lower()}:{port}", f"[{host.lower()}]:{port}"}
     return not names.isdisjoint(plain_http)
 
@@ -271,11 +273,13 @@ def _registries_conf(
     rest = whole[size:]
     mirrors: list[Endpoint] = []
     for mirror in table.get("mirror") or ():
-        mirrors += _located(mirror, rest, own, plain_http, path, is_mirror=True)
+        mirrors += _make_located_endpoints(mirror, rest, own, plain_http, path, is_mirror=True)
     location = str(table.get("location") or "")
     if table.get("insecure") or (location and location != whole[:size]):
         settings = {**table, "location": location or whole[:size]}
-        return mirrors + _located(settings, rest, own, plain_http, path, is_mirror=False)
+        return mirrors + _make_located_endpoints(
+            settings, rest, own, plain_http, path, is_mirror=False
+        )
     return [*mirrors, own]
 
 
@@ -296,7 +300,7 @@ def _matches(prefix: str, whole: str) -> int:
     return 0
 
 
-def _located(
+def _make_located_endpoints(
     table: Mapping[str, Any],
     rest: str,
     own: Endpoint,

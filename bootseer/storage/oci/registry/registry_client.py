@@ -85,7 +85,7 @@ class RegistryClient:
         self._auth = Authorizer(self._pool_elsewhere, self._login)
 
     @classmethod
-    def configured(
+    def from_files(
         cls,
         reference: Reference,
         options: StoreOptions,
@@ -237,7 +237,7 @@ class RegistryClient:
             with exchange:
                 given = exchange.headers.get_all("WWW-Authenticate") or ()
                 challenges = parse_challenges(given)
-            header = self._auth.refused(endpoint, scopes, challenges, header, attempt)
+            header = self._auth.answer_refusal(endpoint, scopes, challenges, header, attempt)
         if exchange.status in (401, 403):
             with exchange:
                 raise AccessDeniedError(
@@ -293,7 +293,7 @@ class RegistryClient:
         exchange = self._pool(endpoint).request(
             endpoint.origin, method, target, headers=sent, attempt=attempt, what=what, body=body
         )
-        return self._checked(endpoint.origin, exchange, what)
+        return self._check_status(endpoint.origin, exchange, what)
 
     def _send_elsewhere(
         self,
@@ -314,9 +314,9 @@ class RegistryClient:
             attempt=attempt,
             what=what,
         )
-        return self._checked(target.origin, exchange, what)
+        return self._check_status(target.origin, exchange, what)
 
-    def _checked(self, origin: Origin, exchange: Exchange, what: str) -> Exchange:
+    def _check_status(self, origin: Origin, exchange: Exchange, what: str) -> Exchange:
         asked_s = parse_retry_after(exchange.headers)
         if exchange.status == TOO_MANY or (exchange.status == 503 and asked_s):
             with self._lock:

@@ -26,7 +26,7 @@ from bootseer.errors import (
 from bootseer.storage.http.exchange import Body, Exchange
 from bootseer.storage.http.responses import Target, resolve_location
 from bootseer.storage.oci.registry.registry_client import RegistryClient
-from bootseer.storage.retry import LONGEST_WAIT_S, backoff_s, retrying
+from bootseer.storage.retry import LONGEST_WAIT_S, backoff_s, retry_call
 
 if TYPE_CHECKING:
     from bootseer.storage.oci.repository import Progress
@@ -97,7 +97,7 @@ class Uploader:
             # An address that was signed for GET refuses HEAD.
             return self._holds("GET", digest, what) is True if holds is None else holds
 
-        return retrying(ask, retry_s=self._client.options.retry_s)
+        return retry_call(ask, retry_s=self._client.options.retry_s)
 
     def _holds(self, method: str, digest: str, what: str) -> bool | None:
         """Whether the registry has a blob; None when the address that it redirects to refuses."""
@@ -138,9 +138,9 @@ class Uploader:
 
             more_s = source.size_bytes / COMMIT_BYTES_S
             with self._send("PUT", target, headers, what, body=body, more_s=more_s) as exchange:
-                self._finished(exchange, source, what)
+                self._check_finished(exchange, source, what)
 
-        retrying(put, retry_s=self._client.options.retry_s)
+        retry_call(put, retry_s=self._client.options.retry_s)
 
     def _push_in_chunks(self, source: BlobSource, meter: _ProgressMeter) -> bool:
         """Push chunk after chunk; False when the registry takes no chunks."""
@@ -173,9 +173,9 @@ class Uploader:
             with self._send("PUT", target, headers, what, more_s=more_s) as exchange:
                 if exchange.status == 404 and self.has(source.digest):
                     return  # the answer to the attempt before was lost
-                self._finished(exchange, source, what)
+                self._check_finished(exchange, source, what)
 
-        retrying(put, retry_s=self._client.options.retry_s)
+        retry_call(put, retry_s=self._client.options.retry_s)
         return True
 
     def _push_chunk(
@@ -216,7 +216,7 @@ class Uploader:
                 return at_now, _uploaded_bytes(exchange)
 
         try:
-            return retrying(ask, retry_s=self._client.options.retry_s)
+            return retry_call(ask, retry_s=self._client.options.retry_s)
         except NotFoundError:
             return self._begin(what), 0
 
@@ -230,7 +230,7 @@ class Uploader:
                     raise self._client.error(exchange)
                 return self._location(exchange, what)
 
-        return retrying(post, retry_s=self._client.options.retry_s)
+        return retry_call(post, retry_s=self._client.options.retry_s)
 
     def _abandon(self, at: str) -> None:
         """Cancel an upload; the registry drops it after some time anyway."""
@@ -249,7 +249,7 @@ class Uploader:
             )
         return target.request
 
-    def _finished(self, exchange: Exchange, source: BlobSource, what: str) -> None:
+    def _check_finished(self, exchange: Exchange, source: BlobSource, what: str) -> None:
         if exchange.status in (201, 204):
             return
         if exchange.status == 400:

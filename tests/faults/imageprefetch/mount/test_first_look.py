@@ -25,7 +25,7 @@ from bootseer.storage.oci.media_types import BLOCK_IMAGE, META
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.storage.options import DEFAULTS, StoreOptions
-from bootseer.storage.retry import retrying
+from bootseer.storage.retry import retry_call
 from tests.support.labs.registry_proxy import Gate, Tokens, isolate
 from tests.support.labs.web_servers import Request, head
 from tests.support.mounts.images import (
@@ -233,7 +233,7 @@ def test_what_is_here_is_mounted_without_a_registry_that_fails(
     ref = image.ref.replace(image.ref.partition("/")[0], gate.authority)
     first = mounts.mount(ref)
     name, kept = parse_reference(ref).name, ImageCache(str(mounts.cache))
-    until(lambda: kept.pinned(name))  # written behind the mount
+    until(lambda: kept.read_pin(name))  # written behind the mount
     mounts.umount(first)
     bad = Fault(gate, fault, "/manifests/")
     gate.rules = [bad.rule]
@@ -380,6 +380,6 @@ def test_a_registry_that_refuses_is_named_as_such_when_the_look_ends() -> None:
     with pytest.raises(
         StoreUnavailableError, match=r"^r:1 is not reachable \(Connection refused\)"
     ):
-        look.ask(lambda: retrying(refused, retry_s=60), "find the image 1")
+        look.ask(lambda: retry_call(refused, retry_s=60), "find the image 1")
     assert not given_up.is_set()
     assert len(tries) > 1

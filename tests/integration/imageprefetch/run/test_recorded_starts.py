@@ -202,7 +202,7 @@ def test_twenty_starts_from_a_warm_page_cache_leave_the_hot_set_as_it_was(lab: L
     assert before is not None
     assert after is not None
     assert pages(after) == pages(before)
-    assert pages(after.hot(1.0)) >= files_of(lab)
+    assert pages(after.select_hot(1.0)) >= files_of(lab)
 
 
 def files_of(lab: Lab) -> set[int]:

@@ -16,7 +16,7 @@ import pytest
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import AccessDeniedError, DeadlineError, StoreUnavailableError
 from bootseer.fuse.operations import ROOT, FileSystemError, Inode
-from bootseer.storage.retry import limited, retrying
+from bootseer.storage.retry import limited, retry_call
 from bootseer.storage.store import Stat
 from bootseer.stripedfs.mount import read_tree as trees
 from bootseer.stripedfs.read import namespace
@@ -289,20 +289,20 @@ def test_a_limit_holds_for_all_calls_of_a_request() -> None:
     began_s = time.monotonic()
     with limited(0.2), limited(100.0):
         with pytest.raises(StoreUnavailableError):
-            retrying(fail, retry_s=100.0)
+            retry_call(fail, retry_s=100.0)
         time.sleep(max(0.0, 0.25 - (time.monotonic() - began_s)))
         before = calls
         with pytest.raises(DeadlineError):
-            retrying(fail, retry_s=100.0)
+            retry_call(fail, retry_s=100.0)
         assert calls == before
-    assert retrying(lambda: 5, retry_s=0.0) == 5
+    assert retry_call(lambda: 5, retry_s=0.0) == 5
 
 
 def test_a_limit_holds_for_calls_made_in_parallel() -> None:
     from bootseer.stripedfs.workers import call_in_parallel
 
     with limited(-1.0), pytest.raises(DeadlineError):
-        call_in_parallel(lambda n: retrying(lambda: n, retry_s=5.0), [1, 2, 3])
+        call_in_parallel(lambda n: retry_call(lambda: n, retry_s=5.0), [1, 2, 3])
 
 
 def test_a_checkpoint_that_is_replaced_brings_its_own_names(

@@ -291,26 +291,26 @@ def test_partial_starts_never_lower_a_share_nor_change_the_order(
     for page, (at_ms, seen) in known.items():
         assert found[page][1] >= seen
         assert abs(found[page][0] - at_ms) <= trace_file.NEAR_MS
-    assert set(pages(before.hot(0.5))) <= set(pages(after.hot(0.5)))
+    assert set(pages(before.select_hot(0.5))) <= set(pages(after.select_hot(0.5)))
 
 
 def test_what_no_full_start_touched_gets_hot_by_half_of_the_others_and_two_at_least():
     some = trace_file.merge([of(1, (0, 4, 0, 1)), of(0, (9, 1, 5, 1))])
-    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}  # one start may touch anything
+    assert set(pages(some.select_hot(0.5))) == {0, 1, 2, 3}  # one start may touch anything
     some = trace_file.merge([some, of(0, (9, 1, 5, 1), (2, 1, 0, 1))])
-    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3, 9}
+    assert set(pages(some.select_hot(0.5))) == {0, 1, 2, 3, 9}
     for number in range(20):
         some = trace_file.merge([some, of(0, (20 + number, 1, 5, 1))])
     assert (some.starts, some.replays) == (1, 22)
-    assert set(pages(some.hot(0.5))) == {0, 1, 2, 3}
-    assert set(pages(some.hot(0.0))) == {0, 1, 2, 3, 9, *range(20, 40)}
+    assert set(pages(some.select_hot(0.5))) == {0, 1, 2, 3}
+    assert set(pages(some.select_hot(0.0))) == {0, 1, 2, 3, 9, *range(20, 40)}
     again = trace_file.parse(trace_file.serialise(some))
     assert again == some
 
 
 def test_a_trace_of_no_full_start_is_as_good_as_what_it_has():
     some = trace_file.merge([of(0, (1, 2, 0, 1))])
-    assert set(pages(some.hot(0.5))) == {1, 2}
+    assert set(pages(some.select_hot(0.5))) == {1, 2}
     assert told(some) == {1: (0, 1), 2: (0, 1)}
 
 
@@ -341,7 +341,7 @@ def test_twenty_warm_starts_leave_the_hot_set_as_it_was():
     merged = cold
     for number in range(20):
         merged = trace_file.merge([merged, warm[number % 3]])
-    assert pages(merged.hot(0.5)) == pages(cold.hot(0.5))
+    assert pages(merged.select_hot(0.5)) == pages(cold.select_hot(0.5))
 
 
 def test_the_share_drops_what_few_starts_touched_and_the_median_orders():

@@ -194,9 +194,9 @@ def test_merging_needs_traces_of_one_workload() -> None:
 
 def test_times_of_whole_seconds_equal_any_within() -> None:
     fine = TracedFile("/a", 5, 3_000_000_007)
-    assert fine.same(5, 3_000_000_007)
-    assert fine.same(5, 3_000_000_000)
-    assert not fine.same(5, 3_000_000_008)
-    assert not fine.same(6, 3_000_000_007)
-    assert not fine.same(5, 4_000_000_000)
-    assert TracedFile("/a", 5, 3_000_000_000).same(5, 3_999_999_999)
+    assert fine.is_same(5, 3_000_000_007)
+    assert fine.is_same(5, 3_000_000_000)
+    assert not fine.is_same(5, 3_000_000_008)
+    assert not fine.is_same(6, 3_000_000_007)
+    assert not fine.is_same(5, 4_000_000_000)
+    assert TracedFile("/a", 5, 3_000_000_000).is_same(5, 3_999_999_999)

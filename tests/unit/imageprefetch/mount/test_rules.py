@@ -89,7 +89,7 @@ def test_while_nothing_arrives_nobody_waits_for_frames() -> None:
     frames.stand_still()
     assert resumed == [0]
     assert frames.pieces(0, PAGE) == [Cold(0, PAGE)]
-    frames.arrived(0, bytes(PAGE))
+    frames.add_frame(0, bytes(PAGE))
     assert frames.pieces(PAGE, PAGE) == Coming(1)
 
 

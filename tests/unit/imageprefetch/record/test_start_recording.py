@@ -26,30 +26,30 @@ def test_a_first_step_written_from_now_on_is_seen(tmp_path):
     with Writer(str(tmp_path), {}) as old:
         old.point("first_step")
     watch = FirstStepWatch.begin(tmp_path)
-    assert not watch.reached()
+    assert not watch.was_reached()
     with Writer(str(tmp_path), {}) as writer:
         writer.point("loaded", attributes={"text": 'said "first_step" only'})
-        assert not watch.reached()
+        assert not watch.was_reached()
         writer.point("first_step")
-        assert watch.reached()
-        assert not watch.reached()
+        assert watch.was_reached()
+        assert not watch.was_reached()
 
 
 def test_half_a_line_is_read_when_it_is_whole(tmp_path):
     watch = FirstStepWatch.begin(tmp_path / "later")
-    assert not watch.reached()
+    assert not watch.was_reached()
     (tmp_path / "later").mkdir()
     line = json.dumps({"event": "point", "name": "first_step"}) + "\n"
     path = tmp_path / "later" / "rank0.jsonl"
     for cut in (5, 30, len(line) - 1):
         path.write_text(line[:cut])
-        assert not watch.reached()
+        assert not watch.was_reached()
     path.write_text(line)
-    assert watch.reached()
+    assert watch.was_reached()
     path.write_text("")  # a file that was begun anew
-    assert not watch.reached()
+    assert not watch.was_reached()
     path.write_bytes(b"\xff{broken first_step\n" + line.encode())
-    assert watch.reached()
+    assert watch.was_reached()
 
 
 def test_recording_ends_at_the_first_step(tmp_path):
@@ -157,7 +157,7 @@ def test_a_look_at_a_file_is_no_start(tmp_path):
     kept = store.load("train")
     assert kept is not None
     assert (kept.starts, kept.replays) == (1, 0)
-    assert sum(e.length for e in kept.hot(0.5).extents) == 20 * PAGE
+    assert sum(e.length for e in kept.select_hot(0.5).extents) == 20 * PAGE
     for _ in range(2):  # as little, but up to the window's end; and enough
         started(store, 80, why="window")
         started(store, 90, 91)
@@ -174,7 +174,7 @@ def test_one_scan_that_came_first_does_not_fix_the_hot_set(tmp_path):
     kept = store.load("train")
     assert kept is not None
     assert kept.starts == 10
-    assert sum(e.length for e in kept.hot(0.5).extents) == 5 * PAGE
+    assert sum(e.length for e in kept.select_hot(0.5).extents) == 5 * PAGE
 
 
 def test_nothing_touched_is_nothing_kept(tmp_path):

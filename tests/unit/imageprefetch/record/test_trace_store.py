@@ -56,7 +56,7 @@ def test_twenty_starts_from_a_warm_page_cache_leave_the_hot_set_as_it_was(tmp_pa
     assert kept is not None
     assert kept.starts == 1
     assert kept.replays == 20
-    assert pages(kept.hot(0.5)) == pages(cold)
+    assert pages(kept.select_hot(0.5)) == pages(cold)
 
 
 def test_one_odd_page_of_each_replayed_start_is_not_hot(tmp_path):
@@ -65,7 +65,7 @@ def test_one_odd_page_of_each_replayed_start_is_not_hot(tmp_path):
     for turn in range(5):
         kept = store.add(of(0, (100, 1, 5), (500 + turn, 1, 5)))
         # What every one of them misses belongs to it, from the second on.
-        assert pages(kept.hot(0.5)) == pages(cold) + ([100] if turn else [])
+        assert pages(kept.select_hot(0.5)) == pages(cold) + ([100] if turn else [])
 
 
 def pages(trace: Trace) -> list[int]:

@@ -234,7 +234,7 @@ def test_what_cannot_be_a_tree(tmp_path: Path) -> None:
         with TreeWriter.join(store, "ck", SMALL, token=tree.token) as rank:
             with pytest.raises(UsageError, match="began"):
                 rank.publish()
-            rank.seal()
+            rank.finish()
             with pytest.raises(UsageError, match="sealed"):
                 rank.add_folder("late")
         with tree.open_file("a") as file:
