@@ -341,7 +341,7 @@ def test_the_collector_may_come_within_the_fetchers_own_lock(
     assert held()
 
     def collect() -> int:
-        with fetcher._workers._lock:
+        with fetcher._workers.scheduler.lock:
             return gc.collect()
 
     assert in_time(collect)
