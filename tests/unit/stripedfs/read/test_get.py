@@ -208,15 +208,6 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.root
-def test_a_device_is_never_replaced(tmp_path: Path) -> None:
-    _stored(tmp_path)
-    os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    with pytest.raises(UsageError, match="no ordinary file"):
-        _get(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "null")
-    assert stat.S_ISCHR(os.lstat(tmp_path / "null").st_mode)
-
-
 @pytest.mark.parametrize("more", [[], ["--no-resume"]])
 def test_a_get_goes_on_though_the_modes_were_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
