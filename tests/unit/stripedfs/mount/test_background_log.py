@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -63,27 +62,6 @@ def test_one_that_others_could_read_is_closed_to_them(folder: Path) -> None:
     for mode in (0o644, 0o666):
         path.chmod(mode)
         assert Path(background_log.own_log()).stat().st_mode & 0o777 == 0o600
-
-
-def test_mounts_that_begin_together_lose_nothing_of_it(folder: Path) -> None:
-    """Who came second put the new, empty file over what the first had put aside."""
-    text = "old\n" * (background_log.MOST_BYTES // 4 + 1)
-    together = multiprocessing.get_context("fork")
-    for _ in range(20):
-        path = Path(background_log.own_log())
-        path.write_text(text)
-        gate = together.Barrier(8)
-        ends = [
-            together.Process(target=lambda g=gate: (g.wait(), background_log.own_log()))
-            for _ in range(8)
-        ]
-        for each in ends:
-            each.start()
-        for each in ends:
-            each.join()
-            assert each.exitcode == 0
-        assert (folder / "checkpoint.log.1").read_text() == text
-        assert path.read_text() == ""
 
 
 def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
