@@ -171,7 +171,7 @@ def test_it_waits_for_a_slow_disk_and_comes_back_to_what_was_not_kept(
     said: list[str] = []
     with cache.open(source) as cached:
         fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
-        fetcher = Storing(cached, 0.02, set(lost), in_memory=in_memory)
+        fetcher = Storing(cached, 0.005, set(lost), in_memory=in_memory)
         fill._fetcher = fetcher  # type: ignore[assignment]
         fill.run(said.append, lambda: True)
         assert cached.missing(0, 64) == []
