@@ -202,7 +202,10 @@ def test_a_cache_full_of_open_objects_says_so_once_and_serves_on(tmp_path: Path)
     assert "limit" in told[0]
 
 
-def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(tmp_path: Path):
+def test_what_cannot_be_counted_at_once_is_kept_within_reason_and_counted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cache_module, "LOCK_PAUSE_S", 0.0001)  # the lock is held meanwhile
     source = make_source(tmp_path, 64 * BLOCK)
     with NodeCache.at(str(tmp_path / "cache"), 64 * 25 * BLOCK) as cache:
         other = os.open(f"{cache.directory}/usage", os.O_RDWR)  # as another process would
