@@ -19,6 +19,7 @@ demo: .venv/.ready-$(if $(filter hdfs,$(STORE)),hdfs,demo)
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+# The unit tests: none needs root, a server, or the free space that image caches ask for.
 test-fast: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --fast $(PYTEST_ARGS) tests/unit
 

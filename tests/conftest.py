@@ -52,7 +52,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 CAP_SYS_ADMIN = 21
 NEEDED_BYTES = 8 << 30
 """Twice what a whole run was seen to keep below the folder of temporary files."""
-FAST_SECONDS_NOTE = "test-fast leaves out tests that start servers, mounts or browsers"
+FAST_NOTE = "leave out tests that need root, a Debian package or a server, or take seconds"
 
 
 def pytest_configure() -> None:
@@ -87,7 +87,7 @@ def require_space(folder: str) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("bootseer")
     group.addoption("--soak", action="store_true", help="run the long counts, and only them")
-    group.addoption("--fast", action="store_true", help=FAST_SECONDS_NOTE)
+    group.addoption("--fast", action="store_true", help=FAST_NOTE)
     group.addoption(
         "--forbid-deselect",
         action="store_true",
@@ -186,7 +186,7 @@ def lab_of(item: pytest.Item) -> str:
 
 
 def is_slow(item: pytest.Item) -> bool:
-    """Whether `make test-fast` leaves it out."""
+    """Whether `--fast` leaves it out."""
     marked = any(item.get_closest_marker(m) for m in ("root", "debian", "slow"))
     return marked or not LABS.isdisjoint(getattr(item, "fixturenames", ()))
 

@@ -9,6 +9,7 @@ readable and a `Problem` for the rest, so that a job starts in spite of its conf
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import types
 import typing
@@ -70,6 +71,7 @@ class Loaded:
     path: str | None
 
 
+@functools.cache  # each layer asks for them
 def list_settings() -> tuple[Setting, ...]:
     """Every setting there is, in the order of the documentation."""
     return tuple(

@@ -127,6 +127,18 @@ def test_fast_and_soak_choose_their_own(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "--soak", user=0)[1][-1]
 
 
+def test_unit_tests_need_nothing_that_fast_leaves_out() -> None:
+    words = ["--collect-only", "-q", "--fast", "--forbid-deselect", "tests/unit"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
 def test_no_test_has_a_second_try(tmp_path: Path) -> None:
     code, said = run(tmp_path, "-n", "2", user=0, tests=FAILS_ONCE)
     assert code == 1

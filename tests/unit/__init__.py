@@ -1,1 +1,1 @@
-"""One part of the package at a time: no servers, mounts or containers. `make test-fast`."""
+"""One part of the package at a time: no root, servers, mounts, containers or whole commands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -30,7 +31,8 @@ def student_quantile(probability: float, freedom: float) -> float:
     return z + g1 / freedom + g2 / freedom**2 + g3 / freedom**3
 
 
-def rank_sum_counts(first: int, second: int) -> list[int]:
+@functools.lru_cache(maxsize=64)  # a comparison asks for the same sizes twice a phase
+def rank_sum_counts(first: int, second: int) -> Sequence[int]:
     """In how many of all orders of two samples the Mann-Whitney U takes each value 0..n*m.
 
     By the usual recurrence over the largest element; exact, all values distinct.

@@ -10,6 +10,50 @@ import yaml
 from bootseer.kubernetes import inject, manifest_text, uninject
 from bootseer.kubernetes.options import Options
 
+TRAIN = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: llama}
+spec:
+  runtimeRef: {name: torch}
+  podTemplateOverrides:
+  - targetJobs: [{name: node}]
+    spec:
+      containers:
+      - name: node
+        env: [{name: A, value: b}]
+  runtimePatches:
+  - manager: me
+    trainingRuntimeSpec:
+      template:
+        spec:
+          replicatedJobs:
+          - name: node
+            template:
+              spec:
+                template:
+                  spec:
+                    containers: [{name: node, command: [x]}]
+"""
+RUNTIME = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainingRuntime
+metadata: {name: torch}
+spec:
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template:
+          spec:
+            template:
+              spec:
+                containers:
+                - name: node
+                  image: python:3.12
+                  command: [torchrun]
+"""
+
 JOB = """\
 # a job
 apiVersion: batch/v1

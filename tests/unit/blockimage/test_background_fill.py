@@ -26,9 +26,7 @@ from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
-from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.mount.settings import MountSettings
-from tests.support.mounts.images import mounts_below, publish, some_files
 from tests.support.samples.block_sources import FileSource, block_of, make_source
 
 PAGE = 4096
@@ -173,7 +171,7 @@ def test_it_waits_for_a_slow_disk_and_comes_back_to_what_was_not_kept(
     said: list[str] = []
     with cache.open(source) as cached:
         fill, _ = a_fill(source, cache, FillSettings(quiet_s=0))
-        fetcher = Storing(cached, 0.02, set(lost), in_memory=in_memory)
+        fetcher = Storing(cached, 0.005, set(lost), in_memory=in_memory)
         fill._fetcher = fetcher  # type: ignore[assignment]
         fill.run(said.append, lambda: True)
         assert cached.missing(0, 64) == []
@@ -351,23 +349,3 @@ def test_one_that_waits_for_its_turn_ends_when_told(
         thread.join(60)
     assert not thread.is_alive()
     assert not fetcher.asked
-
-
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.debian("docker-registry")
-def test_a_server_holds_the_images_turn(registry: Any, tmp_path: Path) -> None:
-    with mounts_below(tmp_path) as mounts:
-        ref = registry.reference("fill/turn", "1")
-        image = publish(ref, some_files(4, 50_000), tmp_path / "image")
-        mounts.mount(image.ref, fill=True)
-        lock = Path(ImageCache(str(mounts.cache)).fill_lock(image.digest))
-        for _ in range(2000):
-            if lock.exists():
-                with lock.open() as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        return
-            threading.Event().wait(0.01)
-    raise AssertionError("nobody holds it")

@@ -129,14 +129,3 @@ def test_fifos_and_sockets_are_noted_and_never_opened(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "s"))
         kinds = {p: e.kind for p, e in scan(str(tmp_path)).entries.items()}
     assert kinds == {"": "d", "fifo": "o", "s": "o"}
-
-
-@pytest.mark.root
-def test_capabilities_and_foreign_owners_are_seen(tmp_path: Path) -> None:
-    file = write(tmp_path / "r/ping")
-    os.chown(file, 1234, 4321)
-    capability = bytes.fromhex("0100000200200000000000000000000000000000")
-    os.setxattr(file, "security.capability", capability)
-    entry = scan(str(tmp_path / "r")).entries["ping"]
-    assert (entry.uid, entry.gid) == (1234, 4321)
-    assert ("security.capability", capability) in entry.xattrs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -94,24 +93,6 @@ def test_a_start_of_the_image_alone_loads_neither_settings_nor_parts(tmp_path: P
     traces = f'[image]\ntraces = "{tmp_path}/traces"\nrecord = "never"\n'
     assert not heavy & loaded_by(tmp_path, traces)
     assert heavy <= loaded_by(tmp_path, traces + "share = 0.5\n")
-
-
-def test_it_is_told_like_any_other_and_the_job_gets_its_place(tmp_path: Path) -> None:
-    (tmp_path / "bootseer.toml").write_text('[image]\ntraces = "/proc/none"\n', encoding="utf-8")
-    command = [sys.executable, "-m", "bootseer", "start", "--events", str(tmp_path / "events")]
-    started = subprocess.Popen(
-        [*command, "--", "sh", "-c", "echo $$ $BOOTSEER_TRACEPARENT; exit 7"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    out = started.communicate()[0].split()
-    assert started.returncode == 7
-    assert out[0] == str(started.pid)
-    texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "events").glob("*.jsonl")]
-    lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    begun = next(line for line in lines if line["name"] == "start")
-    assert begun["trace_id"] == out[1].split("-")[1]
 
 
 def test_where_no_process_can_be_made_the_job_starts_all_the_same(

@@ -318,63 +318,6 @@ def test_a_fifo_without_reader_does_not_block(tmp_path):
     assert not isinstance(events.open_writer(str(fifo), {}), events.Writer)
 
 
-@pytest.mark.root
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_full_disk_cuts_one_event_and_harms_no_other(tmp_path, shared):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
-    try:
-        target = str(disk / "all.jsonl") if shared else str(disk)
-        with events.open_writer(target, {}) as writer:
-            ballast = disk / "ballast"
-            writer.point("before")
-            size = 4096 * 12
-            with ballast.open("wb", buffering=0) as file:
-                file.write(b"x" * size)
-            for number in range(200):
-                writer.point("filling", attributes={"number": number, "text": "y" * 300})
-            ballast.unlink()
-            other = events.open_writer(target, {})
-            other.point("other")
-            writer.point("after")
-            other.close()
-        torn, good = 0, []
-        for path in disk.glob("*.jsonl"):
-            for line in path.read_bytes().splitlines():
-                try:
-                    good.append(json.loads(line)["name"])
-                except ValueError:
-                    torn += 1
-        assert torn <= 1
-        assert {"before", "filling", "other", "after"} <= set(good)
-        assert good.count("filling") < 200
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def append_all(target: str, processes: int, count: int) -> None:
-    code = f"""
-import sys
-from bootseer import events
-writer = events.open_writer({target!r})
-for i in range({count}): writer.point("p", attributes={{"i": i, "text": "z" * (i % 500)}})
-"""
-    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
-    assert [p.wait(120) for p in running] == [0] * processes
-
-
-def test_eight_processes_append_to_one_file_without_a_torn_line(tmp_path):
-    target = tmp_path / "all.jsonl"
-    append_all(str(target), 8, 5000)
-    seen: dict[str, set[int]] = {}
-    for event in lines(target):
-        if event["event"] == "point":
-            seen.setdefault(event["span_id"][:10], set()).add(event["attributes"]["i"])
-    assert len(seen) == 8
-    assert all(numbers == set(range(5000)) for numbers in seen.values())
-
-
 def test_trace_ids_agree_over_nodes_and_follow_what_is_handed_down():
     env = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}
     expected = hashlib.sha256(b"77:2").hexdigest()[:32]

@@ -1,10 +1,9 @@
-"""The file object: Python's rules for files, torch, threads, forks and pickles."""
+"""The file object: Python's rules for files, threads, forks and pickles."""
 
 from __future__ import annotations
 
 import gc
 import io
-import multiprocessing
 import os
 import pickle
 import random
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 
 from bootseer import stripedfs
 from bootseer.blocks.fetch.fetcher import Fetcher
-from bootseer.blocks.settings import FetchSettings
 from bootseer.errors import (
     CorruptDataError,
     NotFoundError,
@@ -43,11 +41,6 @@ SIZE = 9 * CHUNK + 123
 
 
 IMPATIENT = StoreOptions(retry_s=0.1)
-
-
-def resident_bytes() -> int:
-    """Memory of this process in use."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
@@ -253,23 +246,6 @@ def test_a_pickle_releases_what_was_not_closed(url: str, no_collector: None) -> 
         assert not file_module._dropped
 
 
-def _read_in_child(file: StripedFile, results: multiprocessing.Queue[bytes]) -> None:
-    results.put(file.read())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_process_reads_on(file: StripedFile, method: str) -> None:
-    file.read(10)  # threads and memory are in use before the fork
-    context = multiprocessing.get_context(method)
-    results = context.Queue()
-    child = context.Process(target=_read_in_child, args=(file, results))
-    child.start()
-    assert results.get(timeout=60) == content(SIZE)[10:]
-    child.join(60)
-    assert child.exitcode == 0
-
-
 def test_bytes_are_taken_without_a_copy() -> None:
     size = 16 << 20
     tracemalloc.start()
@@ -286,24 +262,6 @@ def test_bytes_are_taken_without_a_copy() -> None:
     assert peak - before < size // 2
     assert NewBytes(0).take(0) == b""
     assert len(NewBytes(10).take(3)) == 3
-
-
-@pytest.mark.slow
-def test_many_small_reads_do_not_grow_memory(url: str) -> None:
-    with (
-        Fetcher(FetchSettings(memory_bytes=1 << 20)) as fetcher,
-        stripedfs.open(url, fetcher=fetcher) as file,
-    ):
-        buffer = bytearray(16)
-
-        def read(count: int) -> None:
-            for number in range(count):
-                file.read_at(number * 6007 % SIZE, buffer)
-
-        read(2000)
-        before = resident_bytes()
-        read(100_000)
-        assert resident_bytes() - before < 8 << 20
 
 
 @pytest.fixture
@@ -350,25 +308,6 @@ def test_the_collector_may_come_within_the_fetchers_own_lock(
         assert after.read(10) == content(SIZE)[:10]
     assert not held()
     fetcher.close()
-
-
-@pytest.mark.slow
-def test_torch_loads_from_it(tmp_path: Path) -> None:
-    import torch
-
-    state = {
-        "weights": torch.arange(300_000, dtype=torch.float32),
-        "nested": {"bias": torch.ones(7, 5), "step": 12},
-    }
-    torch.save(state, tmp_path / "model.pt")
-    put_bytes(
-        store_of(tmp_path / "store"), "model.pt", (tmp_path / "model.pt").read_bytes(), tmp_path
-    )
-    with stripedfs.open(f"{tmp_path}/store/model.pt") as file:
-        loaded = torch.load(file)
-    assert torch.equal(loaded["weights"], state["weights"])
-    assert torch.equal(loaded["nested"]["bias"], state["nested"]["bias"])
-    assert loaded["nested"]["step"] == 12
 
 
 def test_what_a_maker_left_is_not_ended_by_its_fork(url: str, no_collector: None) -> None:

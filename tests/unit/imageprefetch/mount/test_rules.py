@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bootseer.agent import client
 from bootseer.blockimage.pack_format import Frame, Index, Warm
 from bootseer.blockimage.serve import image_server, page_cache_warmer
 from bootseer.blockimage.serve.byte_source import Bytes, Cold, Coming, Frames
@@ -200,19 +197,6 @@ def test_a_read_that_is_answered_while_it_begins_to_wait_is_never_counted_below_
 # --- warming -----------------------------------------------------------------------------------
 
 
-@pytest.mark.root
-def test_warming_opens_no_device(tmp_path: Path) -> None:
-    os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    (tmp_path / "file").write_bytes(b"x")
-    root = page_cache_warmer.clone_mount(str(tmp_path))
-    try:
-        os.close(page_cache_warmer.open_below(root, b"file"))
-        with pytest.raises(PermissionError):
-            page_cache_warmer.open_below(root, b"null")
-    finally:
-        os.close(root)
-
-
 def test_in_a_foreign_tree_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_bytes(b"x")
@@ -248,23 +232,6 @@ def test_a_pack_cannot_have_more_warmed_than_its_frames_could_be(
     warmer.end()
     assert done.wait(30)
     assert asked == [PAGE]
-
-
-# --- the agent -----------------------------------------------------------------------------------
-
-
-@pytest.mark.root
-def test_somebody_elses_agent_is_told_nothing(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    path = tmp_path / "images/agent.sock"
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        listening.setblocking(False)
-        os.chown(path, 65534, 65534)
-        assert client.run_command(["image", "mount", "--runtime", str(tmp_path)]) is None
-        with pytest.raises(BlockingIOError):
-            listening.accept()
 
 
 # --- what servers keep on the node ----------------------------------------------------------------

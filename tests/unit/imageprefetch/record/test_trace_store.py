@@ -1,9 +1,6 @@
-"""Traces kept on a node: merged over starts, by many processes, whatever lies there already."""
+"""Traces kept on a node: merged over starts, whatever lies there already."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
@@ -15,16 +12,6 @@ from bootseer.imageprefetch.workloads import check_workload
 
 PAGE = 4096
 SIZE = 1000 * PAGE
-
-WORKER = """
-import sys
-from bootseer.blocks.trace.trace_file import Touched, Trace
-from bootseer.imageprefetch.record.trace_store import TraceStore
-store, number = TraceStore(sys.argv[1]), int(sys.argv[2])
-for turn in range(5):
-    page = number * 10 + turn
-    store.add(Trace("image", 1000 * 4096, "w", 1, (Touched(page * 4096, 4096, 0, 1),)))
-"""
 
 
 def of(starts: int, *rows: tuple[int, int, int], workload: str = "w", about: str = "image"):
@@ -74,19 +61,6 @@ def pages(trace: Trace) -> list[int]:
         for e in trace.extents
         for page in range(e.offset // PAGE, (e.offset + e.length) // PAGE)
     ]
-
-
-@pytest.mark.slow
-def test_no_start_is_lost_when_many_processes_add_at_once(tmp_path):
-    workers = [
-        subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), str(number)])
-        for number in range(4)
-    ]
-    assert [worker.wait(60) for worker in workers] == [0] * 4
-    kept = TraceStore(tmp_path).load("w")
-    assert kept is not None
-    assert kept.starts == 20
-    assert sorted(pages(kept)) == sorted(n * 10 + turn for n in range(4) for turn in range(5))
 
 
 @pytest.mark.parametrize("left", [b"", b"rubbish", "cut"])

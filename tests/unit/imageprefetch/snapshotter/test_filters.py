@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from bootseer.errors import UsageError
 from bootseer.imageprefetch.snapshotter import filters, messages
 from bootseer.imageprefetch.snapshotter.types import Kind, Snapshot
 
-PROTO = "/usr/share/gocode/src/github.com/containerd/containerd/api/services/snapshots/v1"
 LABELS = {"plain": "yes", "containerd.io/snapshot.ref": "sha256:ab", "empty.dots.x": "1"}
 ROW = Snapshot("a/1/it", "a/1/base", Kind.ACTIVE, 1, 2, "f", LABELS)
 
@@ -64,23 +62,6 @@ def test_of_several_filters_one_must_match() -> None:
 def test_what_is_no_filter_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(UsageError, match="at character"):
         filters.parse_all([text])
-
-
-@pytest.mark.debian("golang-github-containerd-containerd-dev")
-def test_messages_are_those_of_containerds_own_description() -> None:
-    """The protocol description that Debian ships, read as text: the same fields and numbers."""
-    import re
-
-    text = Path(PROTO, "snapshots.proto").read_text(encoding="utf-8")
-    described = {}
-    for name, body in re.findall(r"^message (\w+) ?\{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
-        fields = re.findall(r"^\s*[\w.<>, ]+ (\w+)\s*= (\d+)", body, re.MULTILINE)
-        described[name] = {field: int(number) for field, number in fields}
-    types = messages.messages()
-    assert len(described) > 15
-    for name, fields in described.items():
-        ours = getattr(types, name).DESCRIPTOR
-        assert {field.name: field.number for field in ours.fields} == fields
 
 
 def test_messages_keep_their_values() -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import multiprocessing
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from bootseer.errors import DeadlineError, StoreUnavailableError
-from bootseer.fuse.mount.mount import open_mount
-from bootseer.fuse.mount.mount_options import MountOptions
-from bootseer.fuse.mount.mount_point import unmount
+from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.stripedfs.mount import background_log
-from tests.support.mounts.checkpoints import CHUNK, content, put_bytes, store_of, stripe
-from tests.support.mounts.fuse import refusal
 from tests.support.waiting import until
 
 
@@ -71,46 +64,6 @@ def test_one_that_others_could_read_is_closed_to_them(folder: Path) -> None:
         assert Path(background_log.own_log()).stat().st_mode & 0o777 == 0o600
 
 
-def test_mounts_that_begin_together_lose_nothing_of_it(folder: Path) -> None:
-    """Who came second put the new, empty file over what the first had put aside."""
-    text = "old\n" * (background_log.MOST_BYTES // 4 + 1)
-    together = multiprocessing.get_context("fork")
-    for _ in range(20):
-        path = Path(background_log.own_log())
-        path.write_text(text)
-        gate = together.Barrier(8)
-        ends = [
-            together.Process(target=lambda g=gate: (g.wait(), background_log.own_log()))
-            for _ in range(8)
-        ]
-        for each in ends:
-            each.start()
-        for each in ends:
-            each.join()
-            assert each.exitcode == 0
-        assert (folder / "checkpoint.log.1").read_text() == text
-        assert path.read_text() == ""
-
-
-@pytest.mark.root
-def test_a_home_that_hangs_costs_its_second(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Fault injection: it lies on a FUSE mount that nobody serves. Mounts waited without end."""
-    home = tmp_path / "state"
-    home.mkdir()
-    device = open_mount(str(home), MountOptions())
-    try:
-        assert background_log.own_log() == ""
-        with pytest.raises(DeadlineError, match="cannot write the log"):
-            daemon.Log.open(str(home / "named.log"))
-    finally:
-        unmount(str(home), lazily=True)
-        os.close(device)
-    (said,) = caplog.records
-    assert "did not answer within 1 s" in said.getMessage()
-
-
 def test_a_log_that_hangs_keeps_nobody(tmp_path: Path) -> None:
     """Fault injection: a pipe that is full."""
     fifo = tmp_path / "fifo"
@@ -146,23 +99,3 @@ def test_a_mount_that_takes_too_long_says_so_in_its_log(folder: Path) -> None:
         )
     (line,) = path.read_text().splitlines()
     assert " /m: not mounted, waited for x:1: " in line
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_a_mount_in_the_background_says_there_why_a_read_failed(
-    folder: Path, tmp_path: Path
-) -> None:
-    """A stripe of the store is gone."""
-    put_bytes(store_of(tmp_path / "store"), "ckpt", content(6 * CHUNK), tmp_path)
-    next((tmp_path / "store/ckpt.stripes").glob("v-*/stripe-00001")).unlink()
-    directory = tmp_path / "mnt"
-    directory.mkdir()
-    assert stripe("mount", tmp_path / "store", directory).returncode == 0
-    try:
-        assert refusal((directory / "ckpt").read_bytes) == errno.EIO
-        (line,) = (folder / "checkpoint.log").read_text().splitlines()
-        assert "stripe-00001" in line
-        assert f" {directory}: " in line
-    finally:
-        unmount(str(directory), lazily=True)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
-from bootseer.stripedfs.read import batches, partial_download
+from bootseer.stripedfs.read import batches
 from bootseer.stripedfs.read.get import GetReport, get_from_store
 from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write.put import put_into
@@ -206,41 +203,3 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
                 _get(LocalStore(str(tmp_path / "s")), name, tmp_path / target)
         assert os.path.samestat(os.lstat(tmp_path / target), kind)
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.root
-def test_a_device_is_never_replaced(tmp_path: Path) -> None:
-    _stored(tmp_path)
-    os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    with pytest.raises(UsageError, match="no ordinary file"):
-        _get(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "null")
-    assert stat.S_ISCHR(os.lstat(tmp_path / "null").st_mode)
-
-
-@pytest.mark.parametrize("more", [[], ["--no-resume"]])
-def test_a_get_goes_on_though_the_modes_were_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
-    source = make_tree(tmp_path / "src")
-    for path in sorted(source.rglob("*"), reverse=True):
-        if not path.is_symlink():
-            path.chmod(0o555 if path.is_dir() else 0o444)
-    source.chmod(0o555)
-    put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
-
-    def interrupted(_: partial_download.PartialDownload) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(partial_download.PartialDownload, "publish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
-    words = [sys.executable, "-m", "bootseer", "stripe", "get", *more]
-    words += ["--json", str(tmp_path / "s/ck"), str(tmp_path / "out")]
-    if os.geteuid() == 0:  # modes bind root as well without its capabilities
-        words = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *words]
-    done = subprocess.run(words, capture_output=True, check=True)
-    assert (json.loads(done.stdout)["kept_bytes"] > 0) == (not more)
-    assert local_tree(tmp_path / "out") == local_tree(source)
-    assert stat.S_IMODE((tmp_path / "out/sub").stat().st_mode) == 0o555
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "s", "src"]

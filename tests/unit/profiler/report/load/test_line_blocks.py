@@ -242,6 +242,7 @@ def rewrite(folder: Path, seed: int) -> None:
             if rng.random() < 0.03:
                 line = line.replace(*rng.choice(HOSTILE), 1)
             lines.append(line)
+        path.unlink()  # ext4 writes a file to the disk at once that is truncated and written again
         path.write_bytes(b"".join(lines))
 
 
