@@ -10,6 +10,7 @@ import errno
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from bootseer.context_managers import Committing
 from bootseer.errors import (
@@ -37,7 +38,10 @@ from bootseer.system.regular_files import irregularity, open_to_read, read_fully
 
 MODE = 0o644  # of objects, less the process's umask
 COPY_BYTES = 8 << 20
+FOLDER_TRIES = 20
 PREFERRED = PreferredReads(range_bytes=8 << 20, streams=4)
+
+T = TypeVar("T")
 
 
 class LocalStore(Store):
@@ -139,8 +143,7 @@ class LocalStore(Store):
 
     def _draft(self, name: str) -> Draft:
         path = self._path(name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return Draft(path, mode=MODE, prefix=TEMPORARY).open()
+        return _in_folder_of(path, Draft(path, mode=MODE, prefix=TEMPORARY).open)
 
     def _publish(
         self,
@@ -198,8 +201,7 @@ class LocalStore(Store):
     def rename(self, old: str, new: str) -> None:
         source, target = self._path(old), self._path(new)
         try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(source, target)
+            _in_folder_of(target, lambda: os.rename(source, target))
             sync_folder(os.path.dirname(target))
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and os.path.isdir(source):
@@ -235,8 +237,9 @@ class LocalStore(Store):
             raise from_os_error(error, f"delete {folder} in {self.url}") from error
 
     def mkdir(self, folder: str) -> None:
+        path = self._path(folder)
         try:
-            os.makedirs(self._path(folder), exist_ok=True)
+            _in_folder_of(path, lambda: os.makedirs(path, exist_ok=True))
         except OSError as error:
             raise from_os_error(error, f"make the folder {folder} in {self.url}") from error
 
@@ -269,6 +272,21 @@ class LocalWriter(Committing):
 
     def _map_error(self, error: OSError) -> Exception:
         return from_os_error(error, f"write {self._name} in {self._store.url}")
+
+
+def _in_folder_of(path: str, act: Callable[[], T]) -> T:
+    """Act in the folder of a path, which is made, and again where it was removed meanwhile.
+
+    Another writer removes a folder that it finds empty, as ours is until we have acted.
+    """
+    for left in reversed(range(FOLDER_TRIES)):
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return act()
+        except (FileNotFoundError, FileExistsError):  # the latter: `makedirs` saw it go
+            if not left:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _stat(name: str, status: os.stat_result) -> Stat:
