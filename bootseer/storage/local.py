@@ -10,7 +10,6 @@ import errno
 import os
 import stat as stat_module
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 from bootseer.context_managers import Committing
 from bootseer.errors import (
@@ -36,12 +35,16 @@ from bootseer.storage.store import (
 from bootseer.system.atomic import Draft, sync_folder
 from bootseer.system.regular_files import irregularity, open_to_read, read_fully
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 MODE = 0o644  # of objects, less the process's umask
 COPY_BYTES = 8 << 20
 FOLDER_TRIES = 20
 PREFERRED = PreferredReads(range_bytes=8 << 20, streams=4)
-
-T = TypeVar("T")
 
 
 class LocalStore(Store):
