@@ -20,8 +20,8 @@ def describe(words: list[str]) -> int:
 def wait(words: list[str]) -> int:
     """Wait for the file `go` in a folder, where the files of ours tell how it went."""
     folder = Path(words[2])
-    (folder / f"begun-{os.getpid()}").touch()
     try:
+        (folder / f"begun-{os.getpid()}").touch()
         while not (folder / "go").exists():
             time.sleep(0.01)
     except KeyboardInterrupt:
