@@ -356,7 +356,7 @@ class Fetcher(Closing):
         held = HeldBytes.of(self._decision, waiter.pinned, *span)
         try:
             deliver(held)
-        except BaseException:
+        except BaseException:  # its receiver will not release them
             held.release()
             raise
 

@@ -121,7 +121,7 @@ class Workers:
         for number, thread in enumerate(threads):
             try:
                 thread.start()
-            except BaseException:
+            except BaseException:  # an interrupt too: it must not be counted as running
                 with self.scheduler.lock:
                     self._threads.difference_update(threads[number:])
                     if self._clock_thread in threads[number:]:

@@ -41,16 +41,16 @@ def test_it_is_told_by_names(path: str, folder: str, within: bool) -> None:
 
 
 def test_a_mount_over_everything_covers_the_working_directory() -> None:
-    assert places_anything_at("/work", ["--tmpfs", "/"])
-    assert not places_anything_at("/work", ["-v", "/:/host"])
-    assert not places_anything_at("/work", ["--mount", "type=bind,source=/,target=/host"])
-    assert not places_anything_at("/work/x", ["-v", "/work:/host"])
-    assert places_anything_at("/work", ["-v", "/:/work"])
-    assert places_anything_at("/work", ["-v", "/here:/"])
-    assert places_anything_at("/work/x", ["--volume=/work"])
-    assert places_anything_at("/work", ["--mount=type=bind,source=/here,dst=/work,ro"])
-    assert places_anything_at("/work", ["-v", "/here:/work/"])
-    assert not places_anything_at("/work", ["-v", "/here:/workers"])
+    assert places_anything_at("/job", ["--tmpfs", "/"])
+    assert not places_anything_at("/job", ["-v", "/:/host"])
+    assert not places_anything_at("/job", ["--mount", "type=bind,source=/,target=/host"])
+    assert not places_anything_at("/job/x", ["-v", "/job:/host"])
+    assert places_anything_at("/job", ["-v", "/:/job"])
+    assert places_anything_at("/job", ["-v", "/here:/"])
+    assert places_anything_at("/job/x", ["--volume=/job"])
+    assert places_anything_at("/job", ["--mount=type=bind,source=/here,dst=/job,ro"])
+    assert places_anything_at("/job", ["-v", "/here:/job/"])
+    assert not places_anything_at("/job", ["-v", "/here:/jobs"])
 
 
 def test_roots_that_overlap_are_refused_though_another_sorts_between(tmp_path: Path) -> None:
