@@ -9,24 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.errors import AccessDeniedError
-from tests.support.samples.block_sources import FileSource, block_of, make_source
+from tests.support.samples.block_sources import block_of, fill, make_source, read
 
 BLOCK = 4096
 
 MANY = 1 << 30
-
-
-def fill(kept: CachedObject, source: FileSource, indexes: range) -> None:
-    for index in indexes:
-        kept.store(index, memoryview(block_of(source, index)))
-
-
-def read(kept: CachedObject, source: FileSource, index: int) -> bytes | None:
-    raw = bytearray(source.locate(index).length)
-    return bytes(raw) if kept.read(index, memoryview(raw)) else None
 
 
 @pytest.mark.root

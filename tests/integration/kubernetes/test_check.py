@@ -7,26 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-POD = """\
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  containers:
-  - name: main
-    image: x
-    command: [train]
-    {more}
-"""
-
-
-def manifest(name: str = "p", more: str = "") -> str:
-    return POD.format(name=name, more=more)
+from tests.support.samples.manifests import pod_of
 
 
 def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text(
-        manifest("good") + "---\n" + manifest("bad").replace("    command: [train]\n", ""),
+        pod_of("good") + "---\n" + pod_of("bad").replace("    command: [train]\n", ""),
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "bootseer", "k8s", "check", "-f", str(path), "--offline"]
@@ -37,5 +24,5 @@ def test_the_command_says_it_in_words_and_in_json(tmp_path: Path) -> None:
     assert "refused: the command of container main is its image's" in bad
     told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
     assert [bool(one["refusal"]) for one in told] == [False, True]
-    path.write_text(manifest("good"), encoding="utf-8")
+    path.write_text(pod_of("good"), encoding="utf-8")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import xxhash
 
+from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.source import BlockSource, Location, block_length
 from bootseer.errors import CorruptDataError
 from bootseer.storage.local import LocalStore
@@ -63,3 +64,15 @@ def block_of(source: FileSource, index: int) -> bytes:
     buffer = bytearray(place.length)
     source.store.read_range(place.part, place.offset, buffer)
     return bytes(buffer)
+
+
+def fill(kept: CachedObject, source: FileSource, indexes: range) -> None:
+    """Store blocks of a source in the node cache."""
+    for index in indexes:
+        kept.store(index, memoryview(block_of(source, index)))
+
+
+def read(kept: CachedObject, source: FileSource, index: int) -> bytes | None:
+    """What the node cache has of a block; None where it is absent."""
+    raw = bytearray(source.locate(index).length)
+    return bytes(raw) if kept.read(index, memoryview(raw)) else None

@@ -144,3 +144,20 @@ def pods_of(raw: str) -> list[dict[str, Any]]:
     for document in yaml.load_all(raw, Loader=yaml.CSafeLoader):  # the other one refuses tabs
         walk(document)
     return found
+
+
+_POD = """\
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  containers:
+  - name: main
+    image: x
+    command: [train]
+    {more}
+"""
+
+
+def pod_of(name: str = "p", more: str = "") -> str:
+    """A pod, and what else its container has."""
+    return _POD.format(name=name, more=more)

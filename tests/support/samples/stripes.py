@@ -15,15 +15,22 @@ from pathlib import Path
 import xxhash
 
 from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.settings import FetchSettings
 from bootseer.storage.local import LocalStore, LocalWriter
 from bootseer.storage.open import open_store
 from bootseer.storage.request_control import Attempt
 from bootseer.storage.store import NO_HINTS, Store, WriteHints
 from bootseer.stripedfs.read import open as opening
 from bootseer.stripedfs.read.cat import stream_file
+from bootseer.stripedfs.read.get import GetReport, get_from_store
+from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.read.sources import FileSource
+from bootseer.stripedfs.write.stripe_stream import StripedWriter
+from bootseer.stripedfs.write.write_settings import WriteSettings
 
 CHUNK = 4096
+ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
+QUICK = FetchSettings(tries=1, backoff_s=0.001)
 
 
 def sample(size: int, seed: int = 0) -> bytes:
@@ -174,3 +181,18 @@ class Watched(LocalStore):
     ) -> None:
         self.before(name)
         super().read_scatter(name, offset, buffers, attempt, filled)
+
+
+def get_quickly(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
+    """Copy a checkpoint, each request tried once."""
+    with Fetcher(QUICK) as fetcher:
+        return get_from_store(store, look_up(store, name), str(to), fetcher, **more)
+
+
+def store_sample(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
+    """Store the same bytes striped as `f` and plainly as `plain`; returns them."""
+    data = sample(size, 3)
+    with StripedWriter.begin(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
+        out.write(data)
+    (tmp_path / "s/plain").write_bytes(data)
+    return data

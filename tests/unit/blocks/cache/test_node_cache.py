@@ -16,24 +16,13 @@ import pytest
 from bootseer.blocks.cache import cached_object as cached_module
 from bootseer.blocks.cache import eviction, present_index
 from bootseer.blocks.cache import node_cache as cache_module
-from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.errors import AccessDeniedError, NotFoundError, UsageError
-from tests.support.samples.block_sources import FileSource, block_of, make_source
+from tests.support.samples.block_sources import FileSource, block_of, fill, make_source, read
 from tests.support.waiting import until
 
 BLOCK = 4096
 MANY = 1 << 30
-
-
-def fill(kept: CachedObject, source: FileSource, indexes: range) -> None:
-    for index in indexes:
-        kept.store(index, memoryview(block_of(source, index)))
-
-
-def read(kept: CachedObject, source: FileSource, index: int) -> bytes | None:
-    raw = bytearray(source.locate(index).length)
-    return bytes(raw) if kept.read(index, memoryview(raw)) else None
 
 
 def folder_of(cache: NodeCache, source: FileSource) -> Path:

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
 from bootseer.errors import BusyError, StoreUnavailableError, UsageError
 from bootseer.storage.local import LocalStore
 from bootseer.stripedfs.read import batches
-from bootseer.stripedfs.read.get import GetReport, get_from_store
-from bootseer.stripedfs.read.namespace import look_up
 from bootseer.stripedfs.write.put import put_into
-from bootseer.stripedfs.write.stripe_stream import StripedWriter
-from bootseer.stripedfs.write.write_settings import WriteSettings
-from tests.support.samples.stripes import CHUNK, Watched, local_tree, make_tree, opened, sample
-
-ONE_BY_ONE = WriteSettings(chunk_bytes=CHUNK, width=4, jobs=1, keep_bytes=0)
-
-QUICK = FetchSettings(tries=1, backoff_s=0.001)
+from tests.support.samples.stripes import (
+    CHUNK,
+    ONE_BY_ONE,
+    Watched,
+    get_quickly,
+    local_tree,
+    make_tree,
+    sample,
+    store_sample,
+)
 
 
 @pytest.fixture
@@ -31,19 +31,6 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MIN_BATCH_BYTES", 1 << 20)
     monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 1 << 20)
     monkeypatch.setattr("bootseer.stripedfs.read.partial_download.SAVE_S", 0.0)
-
-
-def _get(store: LocalStore, name: str, to: Path, **more: bool) -> GetReport:
-    with Fetcher(QUICK) as fetcher:
-        return get_from_store(store, look_up(store, name), str(to), fetcher, **more)
-
-
-def _stored(tmp_path: Path, size: int = 40 * CHUNK + 1) -> bytes:
-    data = sample(size, 3)
-    with StripedWriter.begin(opened(tmp_path / "s"), "f", ONE_BY_ONE) as out:
-        out.write(data)
-    (tmp_path / "s/plain").write_bytes(data)
-    return data
 
 
 def _cut_off(store: Path, after: int) -> Watched:
@@ -60,12 +47,12 @@ def _cut_off(store: Path, after: int) -> Watched:
 @pytest.mark.usefixtures("_small_batches")
 @pytest.mark.parametrize("name", ["f", "plain"])
 def test_a_get_goes_on_where_it_was_cut(tmp_path: Path, name: str) -> None:
-    data = _stored(tmp_path, 6 << 20)
+    data = store_sample(tmp_path, 6 << 20)
     to = tmp_path / "out"
     with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, to)
+        get_quickly(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, to)
     assert not to.exists()
-    report = _get(LocalStore(str(tmp_path / "s")), name, to)
+    report = get_quickly(LocalStore(str(tmp_path / "s")), name, to)
     assert to.read_bytes() == data
     assert 0 < report.kept_bytes < len(data)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "s"]
@@ -73,15 +60,15 @@ def test_a_get_goes_on_where_it_was_cut(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("_small_batches")
 def test_what_a_get_kept_is_verified(tmp_path: Path) -> None:
-    data = _stored(tmp_path, 6 << 20)
+    data = store_sample(tmp_path, 6 << 20)
     with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 12), "f", tmp_path / "out")
+        get_quickly(_cut_off(tmp_path / "s", 12), "f", tmp_path / "out")
     part = tmp_path / ".out.bootseer-part"
     with open(part, "r+b") as file:
         for place in range(0, len(data), 8 * CHUNK):
             file.seek(place)
             file.write(b"rot")
-    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
+    report = get_quickly(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
     assert report.kept_bytes < len(data)
 
@@ -93,19 +80,21 @@ def test_a_get_begins_anew_when_it_must(
 ) -> None:
     if how == "no boot is told":
         monkeypatch.setattr("bootseer.stripedfs.read.partial_download._boot_id", lambda: "")
-    data = _stored(tmp_path, 4 << 20)
+    data = store_sample(tmp_path, 4 << 20)
     with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 8), "f", tmp_path / "out")
+        get_quickly(_cut_off(tmp_path / "s", 8), "f", tmp_path / "out")
     note = tmp_path / ".out.bootseer-get"
     match how:
         case "replaced":
-            data = _stored(tmp_path, (4 << 20) + 1)
+            data = store_sample(tmp_path, (4 << 20) + 1)
         case "torn":
             note.write_bytes(note.read_bytes()[:-30])
         case "rebooted":
             body = json.loads(note.read_bytes())
             note.write_text(json.dumps({**body, "boot": "another"}))
-    report = _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out", resume=how != "told")
+    report = get_quickly(
+        LocalStore(str(tmp_path / "s")), "f", tmp_path / "out", resume=how != "told"
+    )
     assert report.kept_bytes == 0
     assert (tmp_path / "out").read_bytes() == data
 
@@ -117,15 +106,15 @@ def test_a_directory_get_goes_on(tmp_path: Path) -> None:
     put_into(LocalStore(str(tmp_path / "s")), "ck", str(source), settings=ONE_BY_ONE)
     # Two batches of at most 14 and 4 requests are under way at once: one has ended by the 22nd.
     with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 22), "ck", tmp_path / "out")
+        get_quickly(_cut_off(tmp_path / "s", 22), "ck", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    report = _get(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
+    report = get_quickly(LocalStore(str(tmp_path / "s")), "ck", tmp_path / "out")
     assert report.kept_bytes > 0
     assert local_tree(tmp_path / "out") == local_tree(source)
 
 
 def test_of_two_gets_to_one_place_the_second_waits_its_turn(tmp_path: Path) -> None:
-    data = _stored(tmp_path)
+    data = store_sample(tmp_path)
     reached, go_on = threading.Event(), threading.Event()
 
     def before(name: str) -> None:
@@ -133,11 +122,11 @@ def test_of_two_gets_to_one_place_the_second_waits_its_turn(tmp_path: Path) -> N
         go_on.wait(30)
 
     slow = Watched(tmp_path / "s", before)
-    first = threading.Thread(target=_get, args=(slow, "f", tmp_path / "out"))
+    first = threading.Thread(target=get_quickly, args=(slow, "f", tmp_path / "out"))
     first.start()
     reached.wait(30)
     with pytest.raises(BusyError, match="another get"):
-        _get(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
+        get_quickly(LocalStore(str(tmp_path / "s")), "f", tmp_path / "out")
     go_on.set()
     first.join()
     assert (tmp_path / "out").read_bytes() == data
@@ -147,9 +136,9 @@ def test_of_two_gets_to_one_place_the_second_waits_its_turn(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["f", "plain"])
 @pytest.mark.parametrize("how", ["missing", "short", "another", "rotten", "grown from nothing"])
 def test_what_is_left_of_a_part_is_checked(tmp_path: Path, name: str, how: str) -> None:
-    data = _stored(tmp_path, 6 << 20)
+    data = store_sample(tmp_path, 6 << 20)
     with pytest.raises(StoreUnavailableError):
-        _get(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, tmp_path / "out")
+        get_quickly(_cut_off(tmp_path / "s", 3 if name == "plain" else 12), name, tmp_path / "out")
     part = tmp_path / ".out.bootseer-part"
     match how:
         case "missing":
@@ -168,26 +157,26 @@ def test_what_is_left_of_a_part_is_checked(tmp_path: Path, name: str, how: str) 
         case _:
             os.truncate(part, 0)
             os.truncate(part, len(data))
-    report = _get(LocalStore(str(tmp_path / "s")), name, tmp_path / "out")
+    report = get_quickly(LocalStore(str(tmp_path / "s")), name, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
     assert report.kept_bytes == 0
 
 
 @pytest.mark.usefixtures("_small_batches")
 def test_one_rotten_stretch_costs_no_other(tmp_path: Path) -> None:
-    data = _stored(tmp_path, 6 << 20)
+    data = store_sample(tmp_path, 6 << 20)
     for reads in (3, 2):  # of six
         with pytest.raises(StoreUnavailableError):
-            _get(_cut_off(tmp_path / "s", reads), "plain", tmp_path / "out")
+            get_quickly(_cut_off(tmp_path / "s", reads), "plain", tmp_path / "out")
         with open(tmp_path / ".out.bootseer-part", "r+b") as file:
             file.write(b"rot")  # in the first MiB, which the second get fetches again
-    report = _get(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "out")
+    report = get_quickly(LocalStore(str(tmp_path / "s")), "plain", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
     assert 0 < report.kept_bytes < len(data)
 
 
 def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
-    _stored(tmp_path)
+    store_sample(tmp_path)
     put_into(LocalStore(str(tmp_path / "s")), "ck", str(make_tree(tmp_path / "src")))
     os.mkfifo(tmp_path / "pipe")
     bound = socket.socket(socket.AF_UNIX)
@@ -200,6 +189,6 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
         kind = os.lstat(tmp_path / target)
         for name in ("f", "plain", "ck"):
             with pytest.raises(UsageError, match="no ordinary file"):
-                _get(LocalStore(str(tmp_path / "s")), name, tmp_path / target)
+                get_quickly(LocalStore(str(tmp_path / "s")), name, tmp_path / target)
         assert os.path.samestat(os.lstat(tmp_path / target), kind)
     assert sorted(tmp_path.iterdir()) == before
