@@ -22,6 +22,7 @@ from bootseer.storage.open import open_store
 from bootseer.storage.read_only_store import ReadOnlyStore
 from bootseer.storage.store import Store
 from tests.contracts.storage.store_contract import StoreContract
+from tests.support.mounts.tmpfs import tmpfs
 
 
 class TestLocalStore(StoreContract):
@@ -96,11 +97,8 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with tmpfs(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 @pytest.mark.root

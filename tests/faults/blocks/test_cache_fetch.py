@@ -23,6 +23,7 @@ from bootseer.blocks.cache import eviction, present_index
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.paths import TESTS
 from tests.support.programs.cache_fetch_worker import CountingStore, requests
 from tests.support.samples.block_sources import FileSource, some_bytes
@@ -218,13 +219,8 @@ def test_kill_9_while_two_fetch_many_times(place: Place):
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs that holds a third of the object."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], check=True)
-    try:
+    with tmpfs(tmp_path / "disk", "2m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.errors import AccessDeniedError
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.samples.block_sources import block_of, fill, make_source, read
 
 BLOCK = 4096
@@ -29,13 +29,8 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path):
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
-    try:
+    with tmpfs(tmp_path / "disk", "1m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.root

@@ -23,6 +23,7 @@ from bootseer.depsnap.format import archive
 from bootseer.depsnap.store import record_file, records
 from bootseer.storage.open import open_store
 from tests.support.commands.deps_node import Node
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.samples.wheels import make_wheel
 from tests.support.waiting import until
 
@@ -376,11 +377,8 @@ def test_unwritable_cache(node: Node) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "store"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with tmpfs(tmp_path / "store", "64k") as folder:
+        yield folder
 
 
 @pytest.mark.root

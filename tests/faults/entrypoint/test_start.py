@@ -26,6 +26,7 @@ from tests.support.commands.start import (
     part_process,
     processes_of_parts,
 )
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -130,15 +131,10 @@ def test_a_damaged_record(place: Place, content: bytes, reason: str) -> None:
 
 @pytest.mark.root
 def test_a_full_disk_under_the_store(place: Place) -> None:
-    place.store.mkdir()
     (place.path / "payload").write_bytes(os.urandom(1 << 20))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place.store)]
-    subprocess.run(mount, check=True)
-    try:
+    with tmpfs(place.store, "256k"):
         started_plainly(place, "deps.install", "space")
         assert archives(place) == []
-    finally:
-        subprocess.run(["umount", str(place.store)], check=True)
 
 
 @pytest.mark.root
@@ -147,18 +143,13 @@ def test_a_full_disk_under_the_target_of_a_restore(place: Place) -> None:
     (place.path / "payload").write_bytes(os.urandom(1 << 20))
     assert place.start().returncode == JOB_EXIT
     place.remove_installed()
-    site = place.path / "site"
-    site.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(site)], check=True)
-    try:
+    with tmpfs(place.path / "site", "512k"):
         place.extra("echo small > site/module; echo installed; exit 0\n")
         done = place.start(("sh", "-c", "cat site/module; exit 7"))
         assert (done.returncode, done.stdout) == (JOB_EXIT, b"installed\nsmall\n")
         reason = place.fallbacks()["deps.install"]
         assert "cannot restore below" in reason
         assert "free space" in reason
-    finally:
-        subprocess.run(["umount", str(site)], check=True)
 
 
 def test_a_dead_lease_holder_holds_nobody_up(place: Place) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
 from bootseer import events
+from tests.support.mounts.tmpfs import tmpfs
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_full_disk_cuts_one_event_and_harms_no_other(tmp_path, shared):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], check=True)
-    try:
+    with tmpfs(tmp_path / "disk", "64k") as disk:
         target = str(disk / "all.jsonl") if shared else str(disk)
         with events.open_writer(target, {}) as writer:
             ballast = disk / "ballast"
@@ -41,5 +38,3 @@ def test_a_full_disk_cuts_one_event_and_harms_no_other(tmp_path, shared):
         assert torn <= 1
         assert {"before", "filling", "other", "after"} <= set(good)
         assert good.count("filling") < 200
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

@@ -10,16 +10,14 @@ import pytest
 
 from bootseer.errors import NoSpaceError
 from bootseer.profiler.history import store as history_store
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.paths import ROOT
 from tests.support.samples.history_records import names, record
 
 
 @pytest.mark.root
 def test_a_full_disk_is_said_and_leaves_the_rest_whole(tmp_path):
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(mount)], check=True)
-    try:
+    with tmpfs(tmp_path / "small", "40k") as mount:
         added = 0
         with pytest.raises(NoSpaceError, match="history"):  # noqa: PT012 - which one fails varies
             while added < 100:
@@ -29,8 +27,6 @@ def test_a_full_disk_is_said_and_leaves_the_rest_whole(tmp_path):
         assert len(records) == added
         assert problems == []
         assert not any(name.startswith(".tmp-") for name in names(mount))
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 KILLED = """

@@ -28,6 +28,7 @@ from bootseer.stripedfs.read.verify import VerifyReport, describe_damage, verify
 from bootseer.stripedfs.write.put import put
 from bootseer.stripedfs.write.stripe_stream import StripedWriter
 from bootseer.stripedfs.write.write_settings import WriteSettings
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.samples.stripes import (
     CHUNK,
     make_tree,
@@ -194,11 +195,8 @@ def test_verify_of_what_is_not_striped(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    with tmpfs(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 @pytest.mark.root

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,8 @@ from bootseer.errors import (
     NotSupportedError,
     UsageError,
 )
-from bootseer.system.mount_calls import MS_RDONLY, MS_REMOUNT, mount, unmount
+from bootseer.system.mount_calls import MS_RDONLY, MS_REMOUNT, mount
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.trees.snapshots import MERGEABLE, NS, describe, leftovers, pack, rich, write
 
 pytestmark = pytest.mark.slow
@@ -346,16 +346,6 @@ def test_a_flipped_byte_anywhere_leaves_the_target_alone(tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
-@contextmanager
-def _tmpfs(path: Path, options: str) -> Iterator[Path]:
-    path.mkdir()
-    mount("tmpfs", str(path), "tmpfs", 0, options)
-    try:
-        yield path
-    finally:
-        unmount(str(path))
-
-
 @pytest.mark.root
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_full_disk_leaves_the_target_alone(tmp_path: Path, existing: bool) -> None:
@@ -363,7 +353,7 @@ def test_a_full_disk_leaves_the_target_alone(tmp_path: Path, existing: bool) -> 
     for n in range(2000):
         write(root / f"f{n}", b"x")
     info = pack(root, tmp_path / "a")
-    with _tmpfs(tmp_path / "small", "size=4m") as small:
+    with tmpfs(tmp_path / "small", "4m") as small:
         if existing:
             write(small / "t/mine", "old")
         before = describe(small)
@@ -379,7 +369,7 @@ def test_a_full_disk_leaves_the_target_alone(tmp_path: Path, existing: bool) -> 
 def test_a_read_only_target_is_access_denied(tmp_path: Path) -> None:
     write(tmp_path / "r/f")
     info = pack(tmp_path / "r", tmp_path / "a")
-    with _tmpfs(tmp_path / "ro", "size=4m") as read_only:
+    with tmpfs(tmp_path / "ro", "4m") as read_only:
         (read_only / "t").mkdir()
         mount("none", str(read_only), "tmpfs", MS_REMOUNT | MS_RDONLY)
         for target in ("t", "absent"):

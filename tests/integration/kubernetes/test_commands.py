@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mounts.tmpfs import tmpfs
+
 GOOD = """\
 # the job
 kind: Pod
@@ -280,14 +282,9 @@ def test_a_closed_output_is_one_line(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], check=True)
-    try:
+    with tmpfs(tmp_path / "disk", "16k") as folder:
         (folder / "filler").write_bytes(bytes(12 << 10))
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.root

@@ -33,6 +33,7 @@ from bootseer.imageprefetch.image_build.builder import BuildReport, BuildSetting
 from bootseer.imageprefetch.image_build.flatten import Limits
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.open import open_repository
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.samples.images import (
     Image,
     Layer,
@@ -306,14 +307,8 @@ def test_layers_that_are_too_large_are_not_fetched(registry: Any, tmp_path: Path
 def test_a_full_cache_is_said_and_nothing_is_pushed(registry: Any, tmp_path: Path) -> None:
     large = [file("large", os.urandom(6 << 20))]
     ref = pushed(registry, tmp_path, "full", Image([large]))
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(small)], check=True)
-    try:
-        with pytest.raises(NoSpaceError):
-            build(ref, small)
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+    with tmpfs(tmp_path / "small", "4m") as small, pytest.raises(NoSpaceError):
+        build(ref, small)
     with open_repository(ref)[0] as repository:
         assert repository.referrers(repository.resolve("1").digest) == []
 

@@ -29,7 +29,8 @@ from tests.support.mounts.checkpoints import (
     store_of,
     stripe,
 )
-from tests.support.mounts.fuse import end_mount, in_time, output, refusal
+from tests.support.mounts.fuse import in_time, output, refusal
+from tests.support.mounts.tmpfs import tmpfs
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -310,18 +311,15 @@ def test_a_directory_checkpoint_in_it_stays_as_it_is(
 
 
 def test_a_full_store_is_told_by_write_or_close(tmp_path: Path) -> None:
-    root = tmp_path / "small"
-    root.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", root], check=True)
-    try:
-        with served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount:
-            path = mount.directory / "x"
-            in_time(lambda: path.write_bytes(content(SIZE)))
-            assert refusal(lambda: path.write_bytes(content(1 << 20))) == errno.ENOSPC
-            assert in_time(path.read_bytes) == content(SIZE)  # the old one is whole
-            assert in_time(lambda: os.listdir(mount.directory)) == ["x"]
-    finally:
-        end_mount(root)
+    with (
+        tmpfs(tmp_path / "small", "256k") as root,
+        served(root, tmp_path / "mnt", writable=True, writing=WRITING) as mount,
+    ):
+        path = mount.directory / "x"
+        in_time(lambda: path.write_bytes(content(SIZE)))
+        assert refusal(lambda: path.write_bytes(content(1 << 20))) == errno.ENOSPC
+        assert in_time(path.read_bytes) == content(SIZE)  # the old one is whole
+        assert in_time(lambda: os.listdir(mount.directory)) == ["x"]
 
 
 def test_what_was_being_written_when_the_server_died_is_not_published(
