@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -166,10 +167,12 @@ def now() -> str:
 def command_line(module: str, words: Sequence[str]) -> str:
     """How `bench.MODULE` was called, as a result file has it; our programs' `main` asks early.
 
-    It also takes the revision of the tree, so that it is that of the start of the measurement.
+    Places of this machine stand as DIR. It also takes the revision of the tree, so that it is that
+    of the start of the measurement.
     """
     revisions.current(module)
-    return f"python -m bench.{module} {shlex.join(words)}"
+    shown = [re.sub("^(--[a-z-]+=)?/.*", r"\1DIR", word) for word in words]
+    return f"python -m bench.{module} {shlex.join(shown)}"
 
 
 def path_of(name: str, *, quick: bool = False) -> Path:

@@ -440,6 +440,12 @@ def test_single_cases_are_said_to_be_of_those_benches_that_have_some() -> None:
     assert f"these alone ({', '.join(sorted(having))})" in said
 
 
+def test_a_command_names_no_place_of_the_machine() -> None:
+    words = ["1 Gbit/s", "--store", "/a/b c", "--store=/d", "--runs", "9"]
+    shown = harness.command_line("image", words)
+    assert shown == "python -m bench.image '1 Gbit/s' --store DIR --store=DIR --runs 9"
+
+
 def test_committed_figures_have_all_their_stamps() -> None:
     for path in harness.RESULTS.glob("*.json"):
         for case in harness.load(path)[1]:
