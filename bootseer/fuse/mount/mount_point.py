@@ -31,6 +31,7 @@ OTHER_WAYS = (
 )
 HELPER = "fusermount3"
 FUSERMOUNT_S = 20.0
+_CONNECTIONS = "/sys/fs/fuse/connections"
 _PROBE_S = 2.0
 _MOST_LINKS = 40  # as the kernel
 
@@ -203,13 +204,15 @@ class MountPoint:
     the process that mounted it: for one, every method does nothing.
     """
 
-    def __init__(self, target: str, device: str, source: str, ended: Callable[[], bool]) -> None:
+    def __init__(
+        self, target: str, device: str, source: str, ended: Callable[[], bool] | None
+    ) -> None:
         self.target = target
         self._device, self._source = device, source
         self._ended = ended
 
     @classmethod
-    def find(cls, target: str, ended: Callable[[], bool] = lambda: False) -> MountPoint:
+    def find(cls, target: str, ended: Callable[[], bool] | None = None) -> MountPoint:
         """The mount of ours that is at `target` now; see `present` for whether there is one."""
         mounted = None if is_passed(target) else find_mount(target)
         if mounted is None or mounted.kind != KIND:
@@ -221,9 +224,8 @@ class MountPoint:
         """Whether it is (still) what is mounted there."""
         if not self._device:
             return False
-        over = (
-            self._ended()
-        )  # asked before looking: while it is not over, what is mounted there is ours
+        # Asked before looking: while it is not over, what is mounted there is ours.
+        over = self._ended is not None and self._ended()
         mounted = find_mount(self.target)
         ours = (self._device, KIND, self._source)
         if mounted is None or (mounted.device, mounted.kind, mounted.source) != ours:
@@ -237,9 +239,35 @@ class MountPoint:
                 unmount(self.target, lazily=lazily, force=force)
 
     def abandon(self) -> None:
-        """End the connection of a mount without a server, so that readers fail and do not wait."""
+        """End the connection of a mount without a server, so that readers fail and do not wait.
+
+        Those of other mount namespaces too: a namespace that was made while it was mounted has a
+        copy, which is not unmounted with it where mounts are not shared.
+        """
         with contextlib.suppress(BootseerError):
             self.unmount(lazily=True, force=True)
+        if self._device and self._ended is not None and not self._ended():
+            with contextlib.suppress(OSError):
+                self._abort(self._ended)
+
+    def _abort(self, ended: Callable[[], bool]) -> None:
+        """End the connection by its number (fs/fuse/control.c), which needs no mount point."""
+        number = self._device.partition(":")[2]
+        if can_mount():
+            connections = mount_calls.make_mount("fusectl")
+        else:
+            connections = os.open(_CONNECTIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            control = os.open(f"{number}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
+        finally:
+            os.close(connections)
+        try:
+            # Looked at again: the number may have been another mount's when this was opened. If ours
+            # ends only now, the write does nothing.
+            if not ended():
+                os.write(control, b"1")
+        finally:
+            os.close(control)
 
     def set_read_ahead(self, kib: int) -> None:
         """Raise the kernel's read-ahead after INIT, which caps it at 128 KiB.

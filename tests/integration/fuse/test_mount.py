@@ -203,6 +203,30 @@ def test_a_mount_whose_connection_was_ended_is_still_ours(tmp_path: Path) -> Non
 
 
 @root
+def test_a_mount_that_another_namespace_has_a_copy_of_ends(tmp_path: Path) -> None:
+    """A container that was started meanwhile has one: its server went without being told."""
+    served = tree()
+    mount = Mount(served, str(tmp_path))
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 99"]
+    try:
+        mount.start()
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+            try:
+                assert other.stdout is not None
+                assert other.stdout.readline() == b"\n"
+                unmount(str(tmp_path))
+                copy = Path(f"/proc/{other.pid}/root{tmp_path}/f")
+                assert in_time(copy.read_bytes) == CONTENT
+                mount.close()
+                assert served.destroyed.is_set()
+                assert refusal(copy.read_bytes) == errno.ENOTCONN
+            finally:
+                other.kill()
+    finally:
+        end_mount(tmp_path)
+
+
+@root
 def test_unmounting_a_busy_mount_says_so(tmp_path: Path) -> None:
     with mounted(tree(), tmp_path / "m") as (where, _):
         with open(where / "f", "rb"), pytest.raises(BusyError, match="in use"):
