@@ -38,6 +38,7 @@ __all__ = [
 
 # A loaded machine is slow, not wrong: no test is timed, those of hypothesis included.
 settings.register_profile("untimed", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)
 settings.load_profile("untimed")
 
 LABS = frozenset(
@@ -55,7 +56,9 @@ NEEDED_BYTES = 8 << 30
 FAST_NOTE = "leave out tests that need root, a Debian package or a server, or take seconds"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        settings.load_profile("fast")  # before any module of tests is imported
     # A shell in the background, or nohup, starts us deaf to these, and so would be all we start.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bootseer.blockimage.filemap import File, FileMap, Limits, Range, parse
 from bootseer.blockimage.tree_entries import FileExtent
 from bootseer.errors import CorruptDataError
+from tests.support.examples import examples
 
 DIGEST = bytes(range(32))
 MAP = FileMap(
@@ -56,7 +57,7 @@ def maps(draw: st.DrawFn) -> FileMap:
     return FileMap(files, at)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(maps())
 def test_every_byte_of_the_data_leads_back_to_its_file(made: FileMap) -> None:
     read = parse(made.serialise())

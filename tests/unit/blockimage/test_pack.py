@@ -19,6 +19,7 @@ from bootseer.blockimage.pack_writer import PackInfo, build_pack, plan_frames
 from bootseer.blocks.extents import PAGE_BYTES, Extent
 from bootseer.blocks.trace.trace_file import Touched, Trace
 from bootseer.errors import BootseerError, CorruptDataError, UsageError
+from tests.support.examples import examples
 from tests.support.trees.hotsets import unpack_frame
 
 PAGES = 600
@@ -61,7 +62,7 @@ def touches(draw: st.DrawFn) -> list[tuple[int, int]]:
 # --- what is packed comes back -----------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(touches())
 def test_a_pack_gives_the_hot_pages_back_in_the_order_of_first_touch(runs):
     info, data = packed(trace_of(*runs), whole_share=2.0)

@@ -16,6 +16,7 @@ from bootseer.depsnap.format.index import read_index
 from bootseer.depsnap.format.verifier import verify
 from bootseer.depsnap.types import Digest
 from bootseer.errors import BusyError, CorruptDataError, NotFoundError, UsageError
+from tests.support.examples import examples
 from tests.support.trees.snapshots import NS, describe, pack, rich, write
 
 
@@ -155,7 +156,7 @@ def test_units_cover_data_once_and_never_cross_a_block(size: int, cuts: list[int
         )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=3000), hole=st.integers(0, 9 << 20))
 def test_content_digest_does_not_see_holes(
     data: bytes, hole: int, tmp_path_factory: pytest.TempPathFactory

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bootseer import events
 from tests.support.commands.run import PACKAGE, clean_env, lines, named
+from tests.support.examples import examples
 
 FIELDS = [
     "v",
@@ -75,7 +76,7 @@ class Hostile:
         raise RuntimeError("no text")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.text(st.characters(), max_size=300),
     value=st.recursive(

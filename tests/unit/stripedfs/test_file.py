@@ -34,6 +34,7 @@ from bootseer.stripedfs.file import StripedFile
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.new_bytes import NewBytes
 from bootseer.stripedfs.read.sources import open_plain_file
+from tests.support.examples import examples
 from tests.support.mounts.checkpoints import CHUNK, content, put_bytes, store_of
 from tests.support.mounts.fuse import in_time
 
@@ -55,7 +56,7 @@ def file(url: str) -> Iterator[StripedFile]:
         yield file
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
         st.one_of(

@@ -26,6 +26,7 @@ from bootseer.stripedfs.file import PEEK_BYTES, StripedFile
 from bootseer.stripedfs.file_errors import file_error
 from bootseer.stripedfs.fsspec_face.filesystem import StripedFileSystem
 from bootseer.stripedfs.write.write_settings import WriteSettings
+from tests.support.examples import examples
 from tests.support.mounts.checkpoints import CHUNK, SMALL, content, put_bytes, store_of
 
 
@@ -79,7 +80,7 @@ def take(file: Any, step: str) -> object:
     return steps[step]()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     lines=st.lists(st.integers(0, 40_000), max_size=8),
     end=st.binary(max_size=3).filter(lambda b: b"\n" not in b),

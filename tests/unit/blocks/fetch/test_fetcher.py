@@ -18,6 +18,7 @@ from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes, Priority
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.store import PreferredReads
+from tests.support.examples import examples
 from tests.support.faulty_store import Fault, FaultyStore, Request, SlowStore
 from tests.support.samples.fetch_sources import Arrival, Source, fetch_threads, noise
 from tests.support.waiting import until
@@ -69,7 +70,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("memory_kib", [96, 1024])
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_any_range_has_the_right_bytes(
     shape: str, memory_kib: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

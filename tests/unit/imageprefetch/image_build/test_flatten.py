@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bootseer.blockimage.tree_entries import Kind
+from tests.support.examples import examples
 from tests.support.samples.images import Member, directory, file, hardlink, opaque, whiteout
 from tests.support.trees.flattened import flatten
 
@@ -128,7 +129,7 @@ def sound(steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example([[("file", "b/a")], [("opaque", "b"), ("file", "b"), ("directory", "b")]])
 @example([[("file", "b/a")], [("whiteout", "b/a"), ("file", "b"), ("directory", "b")]])
 @given(st.lists(STEPS.map(sound), min_size=1, max_size=4))

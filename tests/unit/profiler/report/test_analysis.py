@@ -18,6 +18,7 @@ from bootseer.profiler.render import html, summary_sentences, terminal
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import PhaseStats, Report
+from tests.support.examples import examples
 from tests.support.samples.event_files import TRACE, EventFile, two_nodes
 
 
@@ -388,7 +389,7 @@ _PROCESSES = st.lists(
 
 
 @given(processes=_PROCESSES, stepped=st.sets(st.integers(0, 4)))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_small_start_has_a_report(
     processes: list[tuple[str, int | None, list[tuple[str, int, int | None, bool]]]],
     stepped: set[int],

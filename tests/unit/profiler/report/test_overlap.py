@@ -23,6 +23,7 @@ from bootseer.profiler.render import summary_sentences
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.model import PhaseStats, Report
+from tests.support.examples import examples
 from tests.support.samples.event_files import EventFile
 
 
@@ -280,7 +281,9 @@ def end_without(processes: list[Process], latency_s: int, phase_name: str | None
 
 @given(processes=st.lists(PROCESS, min_size=2, max_size=3), latency_s=st.integers(0, 2))
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_what_ifs_are_the_end_without_what_a_phase_did_alone(
     processes: list[Process], latency_s: int

@@ -19,6 +19,7 @@ from bootseer.stripedfs.write import stripe_upload
 from bootseer.stripedfs.write.put import put, put_into
 from bootseer.stripedfs.write.stripe_stream import StripedWriter, StripeStream
 from bootseer.stripedfs.write.write_settings import WriteSettings, plan_write
+from tests.support.examples import examples
 from tests.support.samples.stripes import (
     CHUNK,
     leftovers,
@@ -61,7 +62,7 @@ def test_a_stream_is_stored_as_a_file_is(tmp_path: Path, size: int) -> None:
     assert manifests[0] == manifests[1]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.lists(st.integers(0, 3 * CHUNK), max_size=8),
     width=st.integers(1, 5),

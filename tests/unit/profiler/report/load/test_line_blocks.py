@@ -16,6 +16,7 @@ from bootseer import events
 from bootseer.profiler.report.load import load as loading
 from bootseer.profiler.report.load.line_blocks import pack_lines
 from bootseer.profiler.report.load.segments import Segment, pack_events
+from tests.support.examples import examples
 from tests.support.samples.event_files import EventFile
 from tests.unit.profiler.report.load.test_segments import make, read
 
@@ -246,7 +247,7 @@ def rewrite(folder: Path, seed: int) -> None:
         path.write_bytes(b"".join(lines))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEEDS)
 def test_lines_give_what_json_gives(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "events"
@@ -258,7 +259,7 @@ def test_lines_give_what_json_gives(tmp_path: Path, seed: int) -> None:
         shutil.rmtree(folder)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEEDS, st.integers(300, 3000))
 def test_files_of_several_blocks(tmp_path: Path, seed: int, block_bytes: int) -> None:
     folder = tmp_path / "events"

@@ -19,6 +19,7 @@ from bootseer.errors import CorruptDataError, NotFoundError
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.load.spans import Loaded, Span
+from tests.support.examples import examples
 from tests.support.samples.event_files import EventFile, two_nodes
 
 
@@ -363,7 +364,7 @@ GOOD = EventFile("a", 0).span("imports", 0, 1).span("rendezvous", 1, 2, wait=Tru
 GOOD_BYTES = "".join(GOOD.point("first_step", 3).lines).encode()
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.integers(0, len(GOOD_BYTES)), st.integers(0, 40), st.binary(max_size=12)),

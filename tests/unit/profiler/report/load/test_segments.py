@@ -17,6 +17,7 @@ from bootseer.profiler.report.load import load as loading
 from bootseer.profiler.report.load.load import load
 from bootseer.profiler.report.load.segments import Segment, pack_events
 from bootseer.profiler.report.load.spans import Loaded
+from tests.support.examples import examples
 from tests.support.samples.event_files import EventFile
 
 NAMES = ("imports", "deps.install", "deps.install.unpack", "rendezvous", "job", "compile")
@@ -95,7 +96,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEEDS)
 def test_columns_give_what_single_events_give(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "events"
@@ -109,7 +110,7 @@ def test_columns_give_what_single_events_give(tmp_path: Path, seed: int) -> None
         shutil.rmtree(folder)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEEDS, st.integers(300, 3000))
 def test_files_of_several_blocks(tmp_path: Path, seed: int, block: int) -> None:
     folder = tmp_path / "events"

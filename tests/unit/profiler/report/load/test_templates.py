@@ -12,6 +12,7 @@ from bench.report import generate
 from bootseer.profiler.report.load import templates as templates_module
 from bootseer.profiler.report.load.line_blocks import pack_lines
 from bootseer.profiler.report.load.templates import Templates
+from tests.support.examples import examples
 from tests.support.samples.event_files import EventFile
 from tests.unit.profiler.report.load.test_line_blocks import HOSTILE, in_writers_form
 
@@ -65,7 +66,7 @@ def test_hostile_lines_in_a_rank_like_the_others(place: int) -> None:
     assert tried > len(HOSTILE) / 3
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     place=st.integers(0, len(block_of(1)) - 1),
     removed=st.integers(0, 2),
