@@ -11,11 +11,13 @@ import fcntl
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import until
 
 LOCK = Path(tempfile.gettempdir(), f"bootseer-tests-page-cache-{os.getuid()}")
 PAGES, INODES = "1", "2"
@@ -44,12 +46,52 @@ def page_cache_stays() -> Iterator[None]:
 
 def share_in_memory(path: Path) -> float:
     """The share of a file's pages that the page cache holds."""
-    size = path.stat().st_size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) as mapped:
-        seen = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), seen) == 0
-    return sum(page & 1 for page in seen) / len(seen)
+    with _mapped(path) as mapped:
+        pages = _pages_in_memory(mapped)
+    return sum(pages) / len(pages)
+
+
+@contextmanager
+def held_in_memory(paths: Iterable[Path]) -> Iterator[None]:
+    """Wait until every page of the files has come into memory, and keep it there meanwhile.
+
+    A kernel may page out what no process has mapped (DAMON's reclaim does, within seconds), so that
+    the first pages can be gone before the last have come. Each page is mapped once it is seen.
+    """
+    with ExitStack() as stack:
+        files = [(stack.enter_context(_mapped(path)), set[int]()) for path in paths]
+        until(
+            lambda: not [file for file in files if not _hold_pages(*file)],
+            "the files' pages in memory",
+        )
+        yield
+
+
+def _hold_pages(mapped: mmap.mmap, held: set[int]) -> bool:
+    """Map the pages of a file that have come; whether all have."""
+    pages = _pages_in_memory(mapped)
+    for number in {number for number, here in enumerate(pages) if here} - held:
+        mapped[number * mmap.PAGESIZE]
+        held.add(number)
+    return len(held) == len(pages)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), path.stat().st_size, flags=mmap.MAP_PRIVATE) as mapped,
+    ):
+        mapped.madvise(mmap.MADV_RANDOM)  # to touch a page reads none ahead
+        yield mapped
+
+
+def _pages_in_memory(mapped: mmap.mmap) -> list[bool]:
+    seen = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    size = ctypes.c_size_t(len(mapped))
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), size, seen) == 0
+    return [bool(page & 1) for page in seen]
 
 
 def drop(what: str = PAGES) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.support.mounts.images import (
     some_files,
     tree_of,
 )
-from tests.support.page_cache import share_in_memory
+from tests.support.page_cache import held_in_memory, share_in_memory
 from tests.support.waiting import until
 
 pytestmark = [
@@ -52,8 +53,8 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
         yield made
 
 
-def until_in_memory(directory: str, paths: list[str]) -> None:
-    until(lambda: all(share_in_memory(Path(directory) / path) == 1 for path in paths))
+def all_read_ahead(directory: str, paths: list[str]) -> AbstractContextManager[None]:
+    return held_in_memory(Path(directory) / path for path in paths)
 
 
 def alone(mounts: Mounts) -> None:
@@ -67,12 +68,11 @@ def test_its_published_hot_set_is_read_ahead_and_is_no_touch(
     first = mounts.mount(image.ref, record=True)
     second = mounts.mount(image.ref, workload="other")
     assert second.shared
-    until_in_memory(first.directory, OTHER)
-    until_in_memory(first.directory, DEFAULT)
-    assert not any(share_in_memory(Path(first.directory) / path) for path in NEVER)
-    alone(mounts)
-    mounts.umount(first)
-    assert tree_of(second.directory) == FILES
+    with all_read_ahead(second.directory, OTHER + DEFAULT):
+        assert not any(share_in_memory(Path(first.directory) / path) for path in NEVER)
+        alone(mounts)
+        mounts.umount(first)
+        assert tree_of(second.directory) == FILES
     mounts.umount(second)
     assert mounts.gone()
     # What `tree_of` read alone: the pages of both hot sets were there.
@@ -108,7 +108,8 @@ def test_what_this_node_made_for_it_is_read_ahead(mounts: Mounts, image: Publish
     subprocess.run(words, check=True, timeout=120)
     first = mounts.mount(image.ref)
     assert mounts.mount(image.ref, workload="mine").shared
-    until_in_memory(first.directory, OWN)
+    with all_read_ahead(first.directory, OWN):
+        pass
 
 
 def test_one_that_names_blocks_alone_is_read_ahead_by_files(
@@ -116,7 +117,8 @@ def test_one_that_names_blocks_alone_is_read_ahead_by_files(
 ) -> None:
     first = mounts.mount(image.ref)
     mounts.mount(image.ref, workload="most")
-    until_in_memory(first.directory, NAMES)
+    with all_read_ahead(first.directory, NAMES):
+        pass
 
 
 def test_it_keeps_nobody_from_unmounting(mounts: Mounts, own_registry: Any, tmp_path: Path) -> None:
