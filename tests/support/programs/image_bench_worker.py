@@ -32,14 +32,15 @@ from tools.registry import Registry
 WORK = "numpy+pyarrow"
 LARGE_BYTES = 3 << 20
 LINK = Link("test", 400, 2)
-SCRIPT = b"#!/bin/sh\ncat /usr/lib/large >/dev/null\necho first work\n"
+# `ctr` loses what a container wrote that ended before it had opened the other end of the pipe.
+SCRIPT = b"#!/bin/sh\ncat /usr/lib/large >/dev/null\necho first work\nsleep 0.5\n"
 
 
 def tiny(folder: Path, size_bytes: int = LARGE_BYTES) -> str:
     """An image whose python3 is a shell script that reads one file; returns its source."""
     members = [directory(name) for name in ("bin", "usr", "usr/bin", "usr/lib")]
     members += [file("bin/busybox", Path("/bin/busybox"), mode=0o755)]
-    members += [symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "echo")]
+    members += [symlink(f"bin/{name}", "busybox") for name in ("sh", "cat", "sleep")]
     members += [file("usr/bin/python3", SCRIPT, mode=0o755)]
     members += [file("usr/lib/large", Repeated(bytes(range(251)), size_bytes))]
     return write_layout(folder, Image([members])).source
