@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 LOCK = Path(tempfile.gettempdir(), f"bootseer-tests-page-cache-{os.getuid()}")
 PAGES, INODES = "1", "2"
@@ -52,17 +52,19 @@ def share_in_memory(path: Path) -> float:
 
 
 @contextmanager
-def held_in_memory(paths: Iterable[Path]) -> Iterator[None]:
+def held_in_memory(paths: Iterable[Path], *, limit_s: float = LIMIT_S) -> Iterator[None]:
     """Wait until every page of the files has come into memory, and keep it there meanwhile.
 
-    A kernel may page out what no process has mapped (DAMON's reclaim does, within seconds), so that
-    the first pages can be gone before the last have come. Each page is mapped once it is seen.
+    With a limit of 0, all must be there already. A kernel may page out what no process has mapped
+    (DAMON's reclaim does, within seconds), so that the first pages can be gone before the last have
+    come. Each page is mapped once it is seen.
     """
     with ExitStack() as stack:
         files = [(stack.enter_context(_mapped(path)), set[int]()) for path in paths]
         until(
             lambda: not [file for file in files if not _hold_pages(*file)],
             "the files' pages in memory",
+            limit_s=limit_s,
         )
         yield
 

@@ -32,7 +32,7 @@ from tools.registry import Registry
 WORK = "numpy+pyarrow"
 LARGE_BYTES = 3 << 20
 LINK = Link("test", 400, 2)
-# `ctr` loses what a container wrote that ended before it had opened the other end of the pipe.
+# It lingers: `ctr` may lose what a container wrote that ends before its output is opened.
 SCRIPT = b"#!/bin/sh\ncat /usr/lib/large >/dev/null\necho first work\nsleep 0.5\n"
 
 

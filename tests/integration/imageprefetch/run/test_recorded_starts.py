@@ -254,9 +254,8 @@ def test_replay_reads_ahead_in_a_tree_and_is_no_start(lab: Lab, mounts: Mounts):
     mounted = mounts.mount(lab.ref, hot=False, record=True, workload="replayed", cache=lab.cache)
     with page_cache.staying():
         lab.run("replay", lab.ref, mounted.directory, "--workload", "warm")
-        with page_cache.held_in_memory(
-            Path(mounted.directory, path) for path in ("data/f7", "data/f2")
-        ):
+        read = [Path(mounted.directory, path) for path in ("data/f7", "data/f2")]
+        with page_cache.held_in_memory(read, limit_s=0):
             assert page_cache.share_in_memory(Path(mounted.directory, "data/f5")) < 1
     mounts.umount(mounted)
     assert lab.trace("replayed") is None
