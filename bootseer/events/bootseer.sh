@@ -143,6 +143,7 @@ _bootseer_job() {
         *[!0-9]* | 0?* | ??????????*) _bootseer_attempt=0 ;;
     esac
     _bootseer_kind=first
+    [ -z "${BOOTSEER_STANDBY-}" ] || _bootseer_kind=standby
     [ "$_bootseer_attempt" -eq 0 ] || _bootseer_kind=restart
     case ${TORCHELASTIC_RESTART_COUNT-} in
         '' | *[!0-9]* | 0* | ??????????*) : ;;

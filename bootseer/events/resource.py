@@ -81,15 +81,31 @@ def in_container() -> bool:
         return False
 
 
-def _container_id() -> str:
-    # The runtime's directory of hostname, hosts or resolv.conf carries the 64-digit id; the
-    # cgroup path does so only outside a cgroup namespace.
+def _describe_container() -> dict[str, str]:
+    """The container's id; in a pod of kubelet, where only the pod's own is seen, kubelet's name.
+
+    `bootseer.container` is NAME/RUN, of the file that kubelet makes for each run's last message
+    (`terminationMessagePath`): PODS/UID/containers/NAME/RUN.
+    """
     if not in_container():
-        return ""
-    for path in ("/proc/self/cgroup", "/proc/self/mountinfo"):
-        for word in _read(path).replace("-", "/").replace(".", "/").split("/"):
-            if len(word) == 64 and not word.strip("0123456789abcdef"):
-                return word
+        return {}
+    found = _find_id(_read("/proc/self/cgroup"))  # only outside a cgroup namespace
+    if found:
+        return {"container.id": found}
+    mounts = _read("/proc/self/mountinfo")
+    for line in mounts.splitlines():
+        parts = "".join(line.split()[3:4]).split("/")
+        if parts[-5:-4] == ["pods"] and parts[-3] == "containers":
+            return {"bootseer.container": "/".join(parts[-2:])}
+    # The runtime's directory of hostname, hosts or resolv.conf; in a pod they are the pod's.
+    return {"container.id": _find_id(mounts)}
+
+
+def _find_id(text: str) -> str:
+    """The first word of 64 hexadecimal digits."""
+    for word in text.replace("-", "/").replace(".", "/").split("/"):
+        if len(word) == 64 and not word.strip("0123456789abcdef"):
+            return word
     return ""
 
 
@@ -152,10 +168,16 @@ def describe(env: Environ) -> dict[str, Any]:
         "bootseer.boot_id": boot_id(),
         "bootseer.attempt": attempt + in_place,
         "bootseer.start.kind": (
-            "restart_in_place" if in_place else "restart" if attempt else "first"
+            "restart_in_place"
+            if in_place
+            else "restart"
+            if attempt
+            else "standby"
+            if env.get("BOOTSEER_STANDBY")
+            else "first"
         ),
         "bootseer.job_uid": job_uid(env),
-        "container.id": _container_id(),
+        **_describe_container(),
     }
     out.update(_kubernetes(env))
     for key, names in _RANKS.items():

@@ -94,6 +94,17 @@ def _read(path: str) -> bytes:
         return file.readall()
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that a process's first thread has forked, and that have yet to be reaped.
+
+    Empty where it has ended, or the kernel does not list them (CONFIG_PROC_CHILDREN).
+    """
+    try:
+        return [*map(int, _read(f"/proc/{pid}/task/{pid}/children").split())]
+    except OSError:
+        return []
+
+
 def stat_fields(stat: bytes) -> list[bytes]:
     """The fields of /proc/PID/stat (proc_pid_stat(5)) from the third, the state, on.
 

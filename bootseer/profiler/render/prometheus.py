@@ -1,16 +1,14 @@
 """A report in Prometheus' text exposition format, for node_exporter's textfile collector (pure).
 
-Format: https://prometheus.io/docs/instrumenting/exposition_formats/ (text format 0.0.4). All
-metrics are gauges of one start, in base units (seconds, bytes). Unknown figures are left out.
+All metrics are gauges of one start. Unknown figures are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from bootseer.exposition import Sample, format_metric
 from bootseer.profiler.report.model import Report
-
-_Sample = tuple[Mapping[str, str], float | int | None]
 
 
 def render(report: Report) -> str:
@@ -41,36 +39,19 @@ def render(report: Report) -> str:
     return "".join(metrics)
 
 
-def _metric(name: str, help_text: str, base: Mapping[str, str], samples: Iterable[_Sample]) -> str:
-    full = f"bootseer_{name}"
-    lines = [
-        f"{full}{_labels({**base, **labels})} {float(value)!r}\n"
-        for labels, value in samples
-        if value is not None
-    ]
-    if not lines:
-        return ""
-    return f"# HELP {full} {help_text}.\n# TYPE {full} gauge\n" + "".join(lines)
+def _metric(name: str, help_text: str, base: Mapping[str, str], samples: Iterable[Sample]) -> str:
+    return format_metric(name, help_text, (({**base, **mine}, value) for mine, value in samples))
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    """Label values with backslash, quote and newline escaped as the format asks."""
-    pairs = []
-    for key, value in labels.items():
-        text = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        pairs.append(f'{key}="{text}"')
-    return "{" + ",".join(pairs) + "}" if pairs else ""
-
-
-def _whole(report: Report) -> list[_Sample]:
+def _whole(report: Report) -> list[Sample]:
     return [({}, report.start.duration_s)] if report.start.complete else []
 
 
-def _began(report: Report) -> list[_Sample]:
+def _began(report: Report) -> list[Sample]:
     return [({}, report.start.began_unix_s)]
 
 
-def _quantiles(report: Report) -> list[_Sample]:
+def _quantiles(report: Report) -> list[Sample]:
     return [
         ({"phase": phase.name, "quantile": label}, value)
         for phase in report.phases
@@ -83,28 +64,28 @@ def _quantiles(report: Report) -> list[_Sample]:
     ]
 
 
-def _counts(report: Report, field: str) -> list[_Sample]:
+def _counts(report: Report, field: str) -> list[Sample]:
     return [({"phase": phase.name}, getattr(phase, field)) for phase in report.phases]
 
 
-def _gpu(report: Report) -> list[_Sample]:
+def _gpu(report: Report) -> list[Sample]:
     hours = report.gpu_hours
     parts = {"own": hours.own, "waiting": hours.waiting, "unobserved": hours.unobserved}
     return [({"part": part}, value) for part, value in parts.items()]
 
 
-def _stragglers(report: Report) -> list[_Sample]:
+def _stragglers(report: Report) -> list[Sample]:
     count = {phase.name: 0 for phase in report.phases if phase.parent is None}
     for straggler in report.stragglers:
         count[straggler.phase] = count.get(straggler.phase, 0) + 1
     return [({"phase": phase}, value) for phase, value in count.items()]
 
 
-def _skew(report: Report) -> list[_Sample]:
+def _skew(report: Report) -> list[Sample]:
     return [({}, report.skew.max_abs_s)] if report.skew.reference is not None else []
 
 
-def _problems(report: Report) -> list[_Sample]:
+def _problems(report: Report) -> list[Sample]:
     count: dict[str, int] = {}
     for problem in report.problems:
         count[problem.kind] = count.get(problem.kind, 0) + problem.count
