@@ -68,7 +68,7 @@ class Fill:
         with self._open_cached() as cached:
             before = count = block_count(self._source)
             while self._pass(cached, count, say):
-                left = _count_missing(cached, count)
+                left = cached.count_missing(count)
                 if not left:
                     return True
                 if 2 * left > before:
@@ -110,7 +110,11 @@ class Fill:
                 continue
             faults += 1
             if faults == FAULTS:
-                say(f"filling the cache rests: {FAULTS} requests in a row failed")
+                rests = self._settings.rests
+                what = "rests" if rests else "ends"
+                say(f"filling the cache {what}: {FAULTS} requests in a row failed")
+                if not rests:
+                    return False
             if self._closing.wait(REST_S if faults >= FAULTS else POLL_S * faults):
                 return False
         return not self._closing.is_set()
@@ -201,10 +205,6 @@ class Fill:
     def close(self) -> None:
         """End soon; twice is safe."""
         self._closing.set()
-
-
-def _count_missing(cached: CachedObject, count: int) -> int:
-    return sum(len(cached.missing(at, min(1024, count - at))) for at in range(0, count, 1024))
 
 
 def _run_of(missing: list[int], room: int) -> list[int]:

@@ -82,6 +82,8 @@ class DataFile(Operations):
         self._released = False
         self._reads = Reads()
         self._cold_waits = 0
+        self.cold_began = threading.Event()
+        """Set when a program begins to wait for blocks; whoever looks at it clears it."""
         self._touches: Touches | None = None
         self._warming_threads: frozenset[int] = frozenset()
         self._other_threads: set[int] = set()
@@ -288,6 +290,7 @@ class DataFile(Operations):
         """Call it with the read's lock held, as `_end_cold_wait`: no wait ends uncounted."""
         with self._lock:
             self._cold_waits += 1
+        self.cold_began.set()
 
     def _end_cold_wait(self) -> None:
         with self._lock:

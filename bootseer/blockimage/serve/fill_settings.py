@@ -13,13 +13,14 @@ class FillSettings:
 
     It waits until no read came for `quiet_s`, or for `start_quiet_s` while a start may still be
     under way. `lock` is a file that the servers of a node lock, so that one of them fills at a
-    time ("": none).
+    time ("": none). After some requests in a row that failed it `rests`, or else ends.
     """
 
     rate_bytes_s: int = 0
     quiet_s: float = 2.0
     start_quiet_s: float = 5.0
     lock: str = ""
+    rests: bool = True
 
 
 class Activity(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.blockimage import erofs_mount
@@ -22,6 +22,8 @@ from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
 from bootseer.blockimage.serve.huge_pages import Arena
 from bootseer.blockimage.serve.opened_image import BlockImage, FrameStream
+from bootseer.blocks.extents import Extent
+from bootseer.blocks.link_turns import DEMAND, HOT
 from bootseer.blocks.settings import DEFAULTS, FetchSettings
 from bootseer.blocks.source import BlockSource
 from bootseer.errors import BootseerError, CorruptDataError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from bootseer.blockimage.serve.page_cache_warmer import Warmer
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
+    from bootseer.blocks.link_turns import LinkTurns
     from bootseer.blocks.stats import Counters
 
 NAME = "d"
@@ -42,6 +45,8 @@ WARMED_STAY_S = 5.0
 DEMAND_PAUSE_S = 0.001
 DEMAND_PAUSES = 200  # a read that waits longer has met a fault: the stream goes on
 KEEP_FREE = 0.15  # of the disk; with less free, a kubelet evicts pods, and it cannot free the cache
+DEMAND_STAYS_S = 0.03  # after a program waited for a block, it probably waits for another
+DEMAND_LOOK_S = 0.5
 STANDS_STILL_S = 2.0  # without a byte of the stream, readers ask for blocks themselves
 
 Say = Callable[[str, str], None]
@@ -52,7 +57,9 @@ Say = Callable[[str, str], None]
 class ServeSettings:
     """How an image is served. `frames_bytes` bounds hot frames that are not warmed yet.
 
-    `cache_dir` is the node cache ("" = none). `loop`: over loop devices, None where needed.
+    `cache_dir` is the node cache ("" = none). `loop`: over loop devices, None where needed. By
+    `turns` other processes of the node give way to what this start needs. `eager`: an image without
+    a hot set is fetched whole.
     """
 
     cache_dir: str = ""
@@ -62,6 +69,8 @@ class ServeSettings:
     loop: bool | None = None
     warm: bool = True
     fill: FillSettings | None = None
+    turns: LinkTurns | None = None
+    eager: bool = False
 
 
 class ImageServer:
@@ -129,6 +138,9 @@ class ImageServer:
         self._supply = supply
         self._file.supply(supply, self._on_miss if index.fetch else None)
         self._thread(lambda: self._run(index), "image-hot")
+        if self.settings.turns is not None:
+            turns = self.settings.turns
+            self._thread(lambda: self._announce_demand(turns), "image-demand")
 
     def open_data(self) -> tuple[Fetcher, BlockSource]:
         """The fetcher and the data's blocks; made when they are first asked for."""
@@ -231,12 +243,8 @@ class ImageServer:
 
     def _run(self, index: Index) -> None:
         try:
-            if index.frames and self.image.frames is not None:
-                self._receive(index)
-            elif index.fetch:
-                self._fetch(index)
-            else:
-                self.open_data()  # nothing is hot: be ready for the first read
+            with self._announcing_hot():
+                self._bring_hot(index)
         except Exception as error:  # a border: readers go on by their own requests
             self._say("replay", f"the hot set was not replayed whole: {error}")
         finally:
@@ -252,6 +260,34 @@ class ImageServer:
             self._start_fill()
         except Exception as error:  # a border: the image is served without being filled
             self._say("fill", f"the cache is not filled: {error}")
+
+    def _bring_hot(self, index: Index) -> None:
+        if index.frames and self.image.frames is not None:
+            self._receive(index)
+        elif index.fetch:
+            self._fetch(index.fetch)
+        elif self.settings.eager and self.image.data_bytes:
+            self._fetch([Extent(0, self.image.data_bytes)])
+        else:
+            self.open_data()  # nothing is hot: be ready for the first read
+
+    def _announcing_hot(self) -> contextlib.AbstractContextManager[None]:
+        """Have other processes of the node wait for the hot set."""
+        turns = self.settings.turns
+        return contextlib.nullcontext() if turns is None else turns.holding(HOT)
+
+    def _announce_demand(self, turns: LinkTurns) -> None:
+        """Have other processes of the node give way while a program waits, during the start."""
+        began = self._file.cold_began
+        while not self._closed and not self._start_over:
+            if not began.wait(DEMAND_LOOK_S):
+                continue
+            with turns.holding(DEMAND):
+                while began.is_set() or self._file.cold_waits:
+                    began.clear()
+                    time.sleep(DEMAND_STAYS_S)
+                    if self._closed:
+                        return
 
     def _watch_stream(self, done: threading.Event) -> None:
         """Stop waiting for a stream that hangs, while blocks may still come."""
@@ -320,13 +356,13 @@ class ImageServer:
                 return
             time.sleep(DEMAND_PAUSE_S)
 
-    def _fetch(self, index: Index) -> None:
+    def _fetch(self, extents: Sequence[Extent]) -> None:
         """Most of the image is hot: fetch its blocks whole, in order and in parallel."""
         from bootseer.blockimage.serve.bulk_fetch import WholeFetch
 
         fetcher, source = self.open_data()
         most = None if self._cache is not None else self.settings.fetch.memory_bytes // 2
-        whole = self._whole = WholeFetch(fetcher, source, index.fetch, most_bytes=most)
+        whole = self._whole = WholeFetch(fetcher, source, extents, most_bytes=most)
         whole.run()
         if whole.failed:
             self._say("replay", f"the hot set was not replayed whole: {whole.failed}")

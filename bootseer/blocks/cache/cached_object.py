@@ -17,6 +17,7 @@ from bootseer.system.libc import last_error, libc
 from bootseer.system.regular_files import read_fully, write_fully
 
 T = TypeVar("T")
+_COUNTED = 1024  # blocks whose entries are read at a time
 
 
 class Room(Protocol):
@@ -88,6 +89,11 @@ class CachedObject(Closing):
             return list(range(first, first + count))
         starts = range(0, count * ENTRY_BYTES, ENTRY_BYTES)
         return [first + i for i, start in enumerate(starts) if entries.startswith(ABSENT, start)]
+
+    def count_missing(self, count: int) -> int:
+        """How many of all `count` blocks of the object are not there."""
+        steps = range(0, count, _COUNTED)
+        return sum(len(self.missing(at, min(_COUNTED, count - at))) for at in steps)
 
     def absent(self, indices: Iterable[int]) -> set[int]:
         """Those of any blocks that are not there; calls `missing` once per run of neighbours."""

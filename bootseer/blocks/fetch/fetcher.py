@@ -427,6 +427,13 @@ class Fetcher(Closing):
                 if record.source.store is store:
                     scheduler.memory.forget(record)
 
+    def look_at_requests(self) -> tuple[int, int]:
+        """The bytes that requests have brought so far, also of ones not done; how many are open."""
+        with self._decision as scheduler, scheduler.lock:
+            requests = list(scheduler.queues.requests)
+            received_bytes = sum(request.attempt.received_bytes for request in requests)
+        return self.stats.total().bytes + received_bytes, len(requests)
+
     def give_up(self, stalled_s: float) -> None:
         """Fail each read by `hold` that has waited `stalled_s` while its store sent nothing at all.
 

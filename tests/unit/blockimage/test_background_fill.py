@@ -137,6 +137,36 @@ def test_it_ends_where_the_cache_takes_no_more(source: FileSource, cache: NodeCa
     assert not fill.done.is_set()
 
 
+class Failing(Counting):
+    """A fetcher (a fake) of which no request succeeds."""
+
+    def wait(self, timeout_s: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_after_requests_in_a_row_that_failed_it_rests_or_ends(
+    source: FileSource, cache: NodeCache, rests: bool
+) -> None:
+    said: list[str] = []
+    pauses = Pauses()
+    fetcher = Failing()
+    settings = FillSettings(quiet_s=0, rests=rests)
+    fill = Fill(fetcher, source, cache, settings, busy=lambda: IDLE, over=lambda: True)  # type: ignore[arg-type]
+    fill._closing = pauses  # type: ignore[assignment]
+
+    def end_after_a_rest(pause_s: float) -> None:
+        pauses.closed = pause_s == fill_module.REST_S
+
+    pauses._then = end_after_a_rest
+    fill.run(said.append, lambda: True)
+    what = "rests" if rests else "ends"
+    assert said == [f"filling the cache {what}: {fill_module.FAULTS} requests in a row failed"]
+    assert pauses.closed is rests
+    assert len(fetcher.asked) == fill_module.FAULTS
+    assert not fill.done.is_set()
+
+
 def test_without_locks_it_fills_beside_other_servers(
     source: FileSource, cache: NodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_stored_blocks_come_back_and_others_are_missing(tmp_path: Path):
         assert read(kept, source, 0) is None
         fill(kept, source, range(1, 6, 2))
         assert kept.missing(0, 6) == [0, 2, 4]
+        assert kept.count_missing(6) == 3
         assert [kept.present(index) for index in range(6)] == [False, True] * 3
         for index in (1, 3, 5):
             assert read(kept, source, index) == block_of(source, index)
