@@ -63,6 +63,12 @@ from bootseer.cli.shared.options import store_options, take_store_options
     show_default=True,
     help="A read that got no bytes for so long fails with an input/output error.",
 )
+@click.option(
+    "--prefetch",
+    metavar="NAME",
+    help="Fetch what will be loaded at once, in the background: a name or pattern below URL (of a "
+    "pattern the newest whole checkpoint), @FILE for what a pointer file names, . for all of URL.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users of this machine in.")
 @click.option(
     "--fuse-backend",
@@ -95,6 +101,7 @@ def command(
     memory: int,
     connections: int,
     deadline_s: float,
+    prefetch: str | None,
     allow_other: bool,
     backend: str,
     for_pid: int | None,
@@ -119,6 +126,7 @@ def command(
         backend="fusepy" if backend == "fusepy" else "own",
         for_pid=for_pid or 0,
         log_file=log_file or ("" if foreground else background_log.own_log()),
+        prefetch="" if prefetch == "." else prefetch,
     )
     if foreground:
         mount.serve(settings)

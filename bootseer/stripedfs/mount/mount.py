@@ -14,18 +14,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from bootseer.errors import (
     BootseerError,
     BusyError,
+    DeadlineError,
     NotFoundError,
     UsageError,
     from_os_error,
 )
 from bootseer.events.redaction import redact_message, safe_url
+from bootseer.fuse.mount import agent_mount
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import (
     KIND,
@@ -46,12 +53,25 @@ from bootseer.storage.urls import parse_url
 from bootseer.stripedfs.format.pointer import SUFFIX
 from bootseer.stripedfs.mount.settings import MountSettings
 from bootseer.stripedfs.read import namespace
+from bootseer.stripedfs.read.namespace import PathInfo
 from bootseer.stripedfs.read.open import locate, open_file
 from bootseer.system.paths import is_within
 from bootseer.system.processes import users_of
 from bootseer.system.readiness import readable
 
+if TYPE_CHECKING:
+    from bootseer.fuse.mount.mount_point import MountPoint
+    from bootseer.system.mountinfo import Mounted
+
 START_LIMIT_S = 180.0
+SERVE_S = 5.0
+"""How long a mount takes beyond its looks at the store."""
+AGAIN_S = 1.0
+"""What the second look has in any case: the first one may have been quick, and imports slow."""
+LAST_S, LAST_POLL_S = 1.0, 0.02
+"""How long the mount of a job that has ended takes to vanish at most."""
+LAST_ANSWER_S = 2.0
+COVERED_POLL_S = 1.0
 
 
 def mount(settings: MountSettings) -> None:
@@ -63,7 +83,7 @@ def mount(settings: MountSettings) -> None:
     daemon.start(
         lambda send: serve(settings, on_ready=lambda: send({})),
         mountpoint=settings.mountpoint,
-        limit_s=START_LIMIT_S,
+        limit_s=min(START_LIMIT_S, settings.look_s + SERVE_S),
         waits_for=f"the store to answer for {redact_message(settings.url)}",
         log_file=settings.log_file,
         unlogged="give --log-file FILE, or --foreground, to see why",
@@ -88,26 +108,37 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     log = Log.open(settings.log_file, settings.mountpoint)
     _load_store(settings.url)
     looking = f"cannot look at {redact_message(settings.url)}"
+    look_end_s = time.monotonic() + settings.look_s
     run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     process = _open_process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
         allow_other=settings.allow_other,
-        fsname=safe_url(settings.url).replace(",", ";"),
+        fsname=_source_of(settings.url),
         on_fault=log.say,
         # A save may fail, and the previous file is there again: the kernel must ask every time.
         timeout_s=0.0 if settings.writable else MountOptions().timeout_s,
         passthrough=_passes(settings),
+        over=settings.over,
     )
 
+    has_served = False
+
     def build() -> Operations:
-        if process >= 0:
-            _unmount_after(process, settings.mountpoint)
-        return build_tree(settings, log)
+        # A worker that takes over has readers, who wait for as long as for any other bytes.
+        left_s = math.inf if has_served else max(AGAIN_S, look_end_s - time.monotonic())
+        return build_tree(settings, log, look_s=left_s)
+
+    def note_ready() -> None:
+        nonlocal has_served
+        has_served = True
+        if on_ready is not None:
+            on_ready()
 
     if settings.backend == "fusepy":
         from bootseer.fuse import fusepy_server
 
+        _unmount_after(process, lambda: unmount(settings.mountpoint, lazily=True))
         fusepy_server.serve(
             build(), settings.mountpoint, options=options, ready=on_ready or _do_nothing
         )
@@ -117,20 +148,100 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     def report_death(worker: int) -> None:
         log.say(f"worker {worker} of {settings.mountpoint} ended; another one takes over")
 
-    supervise(build, settings.mountpoint, options, on_ready=on_ready, on_death=report_death)
+    supervise(
+        build,
+        settings.mountpoint,
+        options,
+        on_ready=note_ready,
+        on_death=report_death,
+        on_serve=lambda point: _unmount_after(process, lambda: _unmount_own(point)),
+    )
 
 
-def build_tree(settings: MountSettings, log: Log) -> Operations:
-    """Make what is served. Opens the store and starts threads, so only the worker may call it."""
+def make_way(settings: MountSettings) -> bool:
+    """Deal with a mount of ours that is at the mount point; returns whether to mount over it.
+
+    That of a job which has ended vanishes in a moment, and one without a server is removed. One of
+    the same URL that stays is that of a job which still runs, or takes its time to end. It is
+    mounted over, and is there again afterwards. Where it is silent, or that takes a privilege which
+    is missing, it loses its name; what it has opened it keeps. Raises BusyError for one that shows
+    something else, which is left alone.
+    """
+    settings = _absolute(settings)
+    mountpoint, end_s = settings.mountpoint, time.monotonic() + LAST_S
+    mounted = find_mount(mountpoint)
+    if mounted is None or mounted.kind != KIND:
+        return False
+    try:
+        run_in_child(lambda: _use(mountpoint), LAST_ANSWER_S)
+        answers = True
+    except NotFoundError:  # it has just vanished
+        return False
+    except BootseerError as error:
+        answers = False
+        if not isinstance(error, DeadlineError):
+            return False  # dead: what mounts there removes it
+    while answers and time.monotonic() < end_s:
+        time.sleep(LAST_POLL_S)
+        if find_mount(mountpoint) is None:
+            return False
+    if not _shows(mounted, settings.url):
+        raise BusyError(f"{mountpoint} is mounted already, from {mounted.source}")
+    if answers and can_mount():
+        return True
+    with contextlib.suppress(BootseerError):
+        unmount(mountpoint, lazily=True)
+    return False
+
+
+def remove_last(settings: MountSettings) -> None:
+    """Unmount, lazily, what shows this URL at the mount point, and nothing else."""
+    settings = _absolute(settings)
+    mounted = find_mount(settings.mountpoint)
+    if mounted is not None and _shows(mounted, settings.url):
+        with contextlib.suppress(BootseerError):
+            unmount(settings.mountpoint, lazily=True)
+
+
+def _use(mountpoint: str) -> None:
+    """Raise what keeps a mount from being used; may hang with its server."""
+    os.statvfs(mountpoint)
+
+
+def _shows(mounted: Mounted, url: str) -> bool:
+    """Whether a mount is of a URL; the agent puts a word before it, and cuts it."""
+    source = mounted.source
+    if source.startswith(agent_mount.SOURCE):
+        source = source.removeprefix(agent_mount.SOURCE).partition(":")[2]
+        return mounted.kind == KIND and _source_of(url).startswith(source)
+    return mounted.kind == KIND and source == _source_of(url)
+
+
+def _source_of(url: str) -> str:
+    """What the table of mounts says of a URL; without passwords, but no two URLs alike."""
+    parts = urlsplit(url)
+    untold = f"{parts.username or ''}?{parts.query}"
+    number = f"#{zlib.crc32(untold.encode()):08x}" if untold != "?" else ""
+    return safe_url(url).replace(",", ";") + number
+
+
+def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> Operations:
+    """Make what is served. Opens the store and starts threads, so only the worker may call it.
+
+    Raises DeadlineError where the store has said nothing of the tree within `look_s`.
+    """
     from bootseer.blocks.cache.descriptors import raise_limit
     from bootseer.blocks.cache.node_cache import NodeCache
     from bootseer.blocks.fetch.fetcher import Fetcher
+    from bootseer.blocks.link_turns import LinkTurns
     from bootseer.blocks.settings import DEFAULTS as FETCH
+    from bootseer.config.paths import default_runtime
+    from bootseer.stripedfs.mount.prefetch import Prefetch
     from bootseer.stripedfs.mount.read_tree import StripedTree
     from bootseer.stripedfs.mount.write_tree import WritableTree
 
     raise_limit()  # an open file takes up to four descriptors
-    store, name = _open_store(_limit_store(settings))
+    store, name, root = _look_again(settings, look_s)
     cache = None
     if settings.cache:
         cache = NodeCache.at(settings.cache, settings.cache_limit_bytes, on_stop=log.say)
@@ -142,7 +253,6 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         connections=settings.connections or FETCH.connections,
     )
     fetcher = Fetcher(fetch, cache=cache)
-    root = namespace.look_up(store, name)
     if settings.writable:
         return WritableTree(
             store,
@@ -153,7 +263,7 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
             deadline_s=settings.deadline_s,
             say=log.say,
         )
-    return StripedTree(
+    tree = StripedTree(
         store,
         name,
         root,
@@ -164,6 +274,30 @@ def build_tree(settings: MountSettings, log: Log) -> Operations:
         inode_a_path=settings.backend == "fusepy",
         passing_from=settings.cache if _passes(settings) else "",
     )
+    if settings.prefetch is not None:
+        # Without a cache, what exceeds memory would evict what arrived before it was read.
+        most_bytes = None if cache is not None else settings.memory_bytes // 2
+        turns = LinkTurns.of(default_runtime())
+        prefetch = Prefetch(
+            tree, settings.prefetch, most_bytes=most_bytes, turns=turns, is_starting=True
+        )
+        tree.set_companion(prefetch)
+        prefetch.start()
+    return tree
+
+
+def _look_again(settings: MountSettings, limit_s: float) -> tuple[Store, str, PathInfo]:
+    """Open the store, and look up what is to be served of it."""
+
+    def look() -> tuple[Store, str, PathInfo]:
+        store, name = _open_store(_limit_store(settings))
+        return store, name, namespace.look_up(store, name)
+
+    if limit_s == math.inf:
+        return look()
+    from bootseer.storage.bounded_calls import call_with_limit
+
+    return call_with_limit(look, limit_s, f"look again at {redact_message(settings.url)}")
 
 
 def _passes(settings: MountSettings) -> bool:
@@ -317,15 +451,28 @@ def _open_process(pid: int) -> int:
         raise UsageError(f"--for-pid {pid}: there is no such process") from error
 
 
-def _unmount_after(process: int, mountpoint: str) -> None:
-    """Unmount, lazily, once a process has ended."""
+def _unmount_after(process: int, unmount_it: Callable[[], None]) -> None:
+    """Unmount once a process has ended; -1 is none."""
+    if process < 0:
+        return
 
     def wait() -> None:
         readable(process)
         with contextlib.suppress(BootseerError):
-            unmount(mountpoint, lazily=True)
+            unmount_it()
 
     threading.Thread(target=wait, name="stripe-for-pid", daemon=True).start()
+
+
+def _unmount_own(point: MountPoint) -> NoReturn:
+    """Unmount it, and nothing that was mounted there since, once nothing covers it.
+
+    Returns never: the process ends with its mount.
+    """
+    while True:
+        with contextlib.suppress(BootseerError):
+            point.unmount(lazily=True)
+        time.sleep(COVERED_POLL_S)
 
 
 def _do_nothing() -> None: ...

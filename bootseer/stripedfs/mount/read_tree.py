@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bootseer.errors import (
     BootseerError,
@@ -56,6 +56,7 @@ from bootseer.stripedfs.read.open import is_source_of, open_file
 from bootseer.stripedfs.read.sources import FileSource
 
 if TYPE_CHECKING:
+    from bootseer.blocks.cache.sealed_objects import Sealed
     from bootseer.blocks.fetch.fetcher import Fetcher
 
 REFRESH_S = 30.0
@@ -65,6 +66,16 @@ MOST_ASKED = 3
 """How often a folder is read or looked at for one request, while others rename or replace it."""
 MOST_SURVEYED = 10_000
 """Folders that are searched for an inode that an earlier process knew."""
+
+
+class Companion(Protocol):
+    """What works beside a tree's readers."""
+
+    def note_open(self, node: Node) -> None:
+        """A reader opens a file; must be quick."""
+
+    def close(self) -> None:
+        """The mount has ended."""
 
 
 class StripedTree(Operations):
@@ -115,6 +126,11 @@ class StripedTree(Operations):
         self.nodes = Nodes(root)
         if self._single:
             self.nodes.fill(self.nodes.root, [root], {})
+        self._companion: Companion | None = None
+
+    def set_companion(self, companion: Companion) -> None:
+        """Tell `companion` of every opening from now on, and close it at the end."""
+        self._companion = companion
 
     # --- names and attributes -----------------------------------------------------------------
 
@@ -180,6 +196,8 @@ class StripedTree(Operations):
         self.nodes.forget(inode, count)
 
     def destroy(self) -> None:
+        if self._companion is not None:
+            self._companion.close()
         if self._passing is not None:
             self._passing.close()
         self.files.close()
@@ -194,6 +212,8 @@ class StripedTree(Operations):
             if node.info.is_folder:
                 raise FileSystemError(errno.EISDIR)
             source = self.source(node)
+        if self._companion is not None:
+            self._companion.note_open(node)
         passed = self._pass(source)
         if passed is not None:
             node.key = source.identity
@@ -229,14 +249,17 @@ class StripedTree(Operations):
 
     def _pass(self, source: FileSource) -> Opened | None:
         """An opening that the kernel serves by passthrough; where it cannot, it asks us."""
-        passing = self._passing
-        sealed = passing.open_sealed(source) if passing is not None else None
+        passing, sealed = self._passing, self.open_passed(source)
         if passing is None or sealed is None:
             return None
         handle = self.files.number(source)
         passing.keep(handle, sealed)
         direct = source.size_bytes >= self._direct_bytes
         return Opened(handle, direct, keep_cache=False, backing_fd=sealed.descriptor)
+
+    def open_passed(self, source: FileSource) -> Sealed | None:
+        """What the kernel will read by itself for a file, closed by the caller; None: we serve."""
+        return self._passing.open_sealed(source) if self._passing is not None else None
 
     def release(self, inode: Inode, handle: Handle) -> None:
         source = self.files.drop(handle)

@@ -23,11 +23,14 @@ WRITING = WriteSettings()
 class MountSettings:
     """One mount. `url` is a folder, a checkpoint or a file of a store.
 
-    Files of `direct_bytes` and more bypass the page cache; `writable` lets files be saved. The
-    first access to the store may take `look_s`. Reads that get no bytes for `deadline_s` fail with
-    EIO. `cache` is a directory of this node that keeps what was read; blocks in memory take
+    Files of `direct_bytes` and more bypass the page cache; `writable` lets files be saved. All
+    that mounting asks of the store may take `look_s`. Reads that get no bytes for `deadline_s` fail
+    with EIO. `cache` is a directory of this node that keeps what was read; blocks in memory take
     `memory_bytes`.
-    With `for_pid` the mount ends with that process. `log_file` gets a line for each fault.
+    `prefetch` names what is fetched at once, before anybody reads it (see `expected_load`; None:
+    nothing).
+    With `for_pid` the mount ends with that process. `over`: a mount of ours that is served at the
+    mount point already is covered. `log_file` gets a line for each fault.
     """
 
     url: str
@@ -45,4 +48,6 @@ class MountSettings:
     deadline_s: float = DEADLINE_S
     backend: Backend = "own"
     for_pid: int = 0
+    over: bool = False
     log_file: str = ""
+    prefetch: str | None = None
