@@ -11,54 +11,151 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
-_LOST = 5
+BEGIN_S = 2.0
+"""How long an agent that is slow, or was stopped, may keep a command from beginning by itself."""
+SILENT_S = 3.0
+"""How long a task that has begun may give no sign of life: less than a start may lose to us."""
+LOST = -1
+"""In place of an exit code: the task's process was killed, or hung and was killed here."""
+LOST_TEXT = "the node's agent died or hung while it worked; this goes on without it"
+_TASK_S = 300.0
+"""Beyond the limits that each task has of its own."""
+_UMOUNT_SILENT_S = 30.0
+"""A kernel that unmounts waits for reads, and lets the process say nothing meanwhile."""
 _END_S = 10.0
+_KILL_S = 1.0
 
 
-def run_command(words: Sequence[str]) -> int | None:
-    """As `ask`, for a command line: its --runtime counts, and an interrupt is an exit code too."""
+def run_command(
+    words: Sequence[str], before_kill: Callable[[int], None] = lambda _: None
+) -> int | None:
+    """As `ask`, for a command line: its --runtime counts, and an interrupt is an exit code too.
+
+    LOST, with a line on standard error, where the agent began it and then was lost.
+    """
+    silent_s = _UMOUNT_SILENT_S if words[1:2] == ["umount"] else SILENT_S
     try:
-        return ask(words, runtime=_option(words, "--runtime"))
+        exit_code = ask(
+            words,
+            runtime=_option(words, "--runtime"),
+            silent_s=silent_s,
+            before_kill=before_kill,
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:
+        from bootseer.errors import StoreUnavailableError  # few commands come here
+
+        if not isinstance(error, StoreUnavailableError):
+            raise
+        sys.stderr.write(f"bootseer: {error}\n")
+        return error.exit_code
+    if exit_code == LOST:
+        sys.stderr.write(f"bootseer: {LOST_TEXT}\n")
+    return exit_code
 
 
-def ask(words: Sequence[str], output: int = 1, *, runtime: str = "") -> int | None:
-    """The exit code of a task that the agent ran; None where no agent can run it.
+def ask(
+    words: Sequence[str],
+    output: int = 1,
+    *,
+    runtime: str = "",
+    silent_s: float = SILENT_S,
+    before_kill: Callable[[int], None] = lambda _: None,
+) -> int | None:
+    """The exit code of a task that the agent ran; None where none begins it within `BEGIN_S`.
 
     The task has this process's environment, working directory and standard streams; `output` takes
     the place of standard output. When this process is interrupted, the task is too.
+
+    LOST where the task died, or gave no sign of life for `silent_s` and was killed: nothing of it
+    goes on, but what it had begun may still be there. `before_kill` is called with the process id
+    of one that is to be killed. Raises StoreUnavailableError where it cannot be killed.
     """
     path = socket_path(runtime)
     if not _is_trusted(path):
         return None
     from _socket import AF_UNIX, SOCK_STREAM, socket  # `socket` itself costs 5 ms
 
-    from bootseer.agent.protocol import ANSWER_BYTES, REFUSED, send_request
+    import bootseer
+    from bootseer.agent.protocol import VERSION, begin, send_request
 
+    environ = {**os.environ, VERSION: bootseer.__version__}
     link = socket(AF_UNIX, SOCK_STREAM)
     try:
-        link.connect(path)
-    except OSError:
-        return None  # the agent was killed
+        try:
+            link.settimeout(BEGIN_S)
+            link.connect(path)
+            send_request(link, words, environ, (0, output, 2))
+            process = begin(link)
+        except OSError:
+            return None  # it was killed, is busy, or was stopped: nothing was begun
+        if process is None:
+            return None
+        try:
+            return _await_end(link, process, silent_s, before_kill)
+        finally:
+            if process >= 0:
+                os.close(process)
+    finally:
+        link.close()
+
+
+def _await_end(
+    link: socket, process: int, silent_s: float, before_kill: Callable[[int], None]
+) -> int:
+    """The task's exit code, or LOST. Raises StoreUnavailableError for one that stays."""
+    from bootseer.agent.protocol import await_exit_code
+
     try:
-        send_request(link, words, os.environ, (0, output, 2))
-        answer = link.recv(ANSWER_BYTES)
+        exit_code = await_exit_code(link, limit_s=_TASK_S, silent_s=silent_s)
+    except TimeoutError:
+        _kill(process, before_kill)
+        return LOST
     except OSError:
-        answer = b""
+        return LOST
     except BaseException:  # an interrupt: the task takes back what it has begun
         _hang_up(link)
         raise
-    finally:
-        link.close()
-    if not answer:
-        sys.stderr.write(f"bootseer: the agent at {path} died meanwhile; look at the mount\n")
-        return _LOST
-    return None if answer[0] == REFUSED else answer[0]
+    return LOST if exit_code is None else exit_code
+
+
+def _kill(process: int, before_kill: Callable[[int], None]) -> None:
+    """End a task that hangs, so that it does nothing more when it goes on."""
+    import signal
+
+    from bootseer.errors import StoreUnavailableError
+    from bootseer.system.readiness import readable
+
+    try:
+        if process >= 0:
+            before_kill(_number_of(process))
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            if readable(process, timeout_s=_KILL_S):
+                return
+    except ProcessLookupError:
+        return  # it has ended meanwhile
+    except OSError:
+        pass  # it is not ours to end, or not of our process namespace
+    raise StoreUnavailableError(
+        "the node's agent hangs in a task that cannot be ended; start the agent again"
+    )
+
+
+def _number_of(process: int) -> int:
+    """The process id behind a descriptor of a process. Raises ProcessLookupError without one."""
+    with open(f"/proc/self/fdinfo/{process}", encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name == "Pid" and int(value) > 0:
+                return int(value)
+            if name == "Pid" and int(value) == 0:
+                raise PermissionError("a process of another namespace")
+    raise ProcessLookupError
 
 
 def is_available(runtime: str) -> bool:

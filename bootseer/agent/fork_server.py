@@ -11,17 +11,34 @@ import pkgutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from bootseer.agent import task_counts
 from bootseer.agent.client import INTERRUPTED
-from bootseer.agent.protocol import DESCRIPTORS, REFUSED, TASK_WORDS, Request, receive_request
+from bootseer.agent.protocol import (
+    ALIVE,
+    ALIVE_S,
+    ANSWER_BYTES,
+    BEGUN,
+    DESCRIPTORS,
+    REFUSED,
+    TASK_WORDS,
+    Request,
+    receive_request,
+    send_descriptors,
+)
+from bootseer.agent.task_counts import TaskCounts
 from bootseer.system.child_processes import silence_streams
 from bootseer.system.file_lock import FileLock
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0
+_ENDINGS = {0: task_counts.DONE, REFUSED: task_counts.REFUSED}
+_REPLACED = 64
+"""Exit code of a request's process: a newer program is to take the server's place."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -52,44 +69,62 @@ class ForkServer:
 
     `accept` gives the next connection, without waiting once `source` is readable, or None when no
     more will come; an OSError costs that connection alone. A child closes `source` and `lock`, for
-    what a task starts outlives the server.
+    what a task starts outlives the server. `counts` is told how the children ended, and
+    `on_other_end` of children that are no task's. `is_replaced` is asked, in a child, about a
+    request that was not admitted: whether a program that admits it can take the server's place.
     """
 
     tasks: TaskTable
     source: socket.socket
     accept: Callable[[], socket.socket | None]
-    admits: Callable[[socket.socket], bool] = lambda _: True
+    admits: Callable[[socket.socket, Request], bool] = lambda *_: True
     lock: FileLock | None = None
+    counts: TaskCounts | None = None
+    on_other_end: Callable[[int], None] = lambda _: None
+    is_replaced: Callable[[socket.socket, Request], bool] = lambda *_: False
+    idle_exit_s: float | None = None
 
-    def serve(self) -> None:
+    def serve(self) -> bool:
         """Serve until SIGTERM, SIGINT or the last connection, in a process that has one thread.
 
-        Whatever becomes of a request's child, the server goes on; the children of one that ends
-        finish their tasks.
+        With `idle_exit_s`, until so many seconds have passed without a connection as well.
+        True where another program is to take its place. Whatever becomes of a request's child, the
+        server goes on; the children of one that ends finish their tasks.
         """
         gc.collect()
         gc.freeze()  # or the first collection in each child would copy all that was imported
+        running: set[int] = set()
+        asked_s = time.monotonic()
         signalled, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         while True:
-            ready = readable(self.source.fileno(), signalled)
+            left_s = None
+            if self.idle_exit_s is not None:
+                left_s = max(0.0, asked_s + self.idle_exit_s - time.monotonic())
+            ready = readable(self.source.fileno(), signalled, timeout_s=left_s)
+            if not ready:
+                return False
             if signalled in ready and set(os.read(signalled, 4096)) != {signal.SIGCHLD}:
-                return
-            _reap()
+                return False
+            if self._reap(running):
+                return True
             if self.source.fileno() in ready:
+                asked_s = time.monotonic()
                 with contextlib.suppress(OSError):
                     link = self.accept()
                     if link is None:
-                        return
+                        return False
                     with link:
-                        if os.fork() == 0:
+                        child = os.fork()
+                        if child == 0:
                             self._answer(link)
+                        running.add(child)
 
     def _answer(self, link: socket.socket) -> NoReturn:
         """Run the task of one request, in a child of the server."""
-        exit_code = REFUSED
+        exit_code, ending = REFUSED, 0
         try:
             self.source.close()
             if self.lock is not None:
@@ -98,7 +133,13 @@ class ForkServer:
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            exit_code = self._run(link)
+            link.settimeout(_RECEIVE_S)
+            request = receive_request(link)
+            if self._is_known(request) and self.admits(link, request):
+                exit_code = self._run(link, request)
+            else:
+                link.sendall(bytes([REFUSED]))  # what follows takes a while
+                ending = _REPLACED if self.is_replaced(link, request) else 0
         except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # the client no longer waits
             exit_code = INTERRUPTED
         except BaseException as error:  # a border: this process ends here, and the client hears
@@ -107,7 +148,7 @@ class ForkServer:
                 os.write(2, f"bootseer: the agent failed: {error!r}\n".encode())
         finally:
             try:
-                for number in (signal.SIGIO, signal.SIGINT):
+                for number in (signal.SIGIO, signal.SIGALRM, signal.SIGINT):
                     signal.signal(number, signal.SIG_IGN)
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -115,29 +156,67 @@ class ForkServer:
                 with contextlib.suppress(OSError):
                     link.sendall(bytes([exit_code & 255]))
             finally:
-                os._exit(0)
+                os._exit(ending or _ENDINGS.get(exit_code, task_counts.FAILED))
 
-    def _run(self, link: socket.socket) -> int:
-        link.settimeout(_RECEIVE_S)
-        request = receive_request(link)
-        link.settimeout(None)
+    def _reap(self, running: set[int]) -> bool:
+        """Reap children; whether one found a program that is to take the server's place."""
+        is_replaced = False
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                process, status = os.waitpid(-1, os.WNOHANG)
+                if not process:
+                    break
+                if process not in running:
+                    self.on_other_end(process)
+                    continue
+                running.remove(process)
+                ending = os.waitstatus_to_exitcode(status)
+                is_replaced |= ending == _REPLACED
+                if self.counts is not None:
+                    self.counts.count(task_counts.REFUSED if ending == _REPLACED else ending)
+        return is_replaced
+
+    def _is_known(self, request: Request) -> bool:
         name = " ".join(request.words[:TASK_WORDS])
-        if (
-            name not in self.tasks.functions
-            or len(request.descriptors) != DESCRIPTORS
-            or not self.admits(link)
-        ):
-            return REFUSED
+        return name in self.tasks.functions and len(request.descriptors) == DESCRIPTORS
+
+    def _run(self, link: socket.socket, request: Request) -> int:
+        _send_begun(link)
+        if not link.recv(ANSWER_BYTES):
+            raise BrokenPipeError("the client no longer waits")
+        link.settimeout(None)
         _take_place_of_client(request)
         _interrupt_on_hang_up(link)
+        _give_signs_of_life(link)
+        name = " ".join(request.words[:TASK_WORDS])
         task: Callable[[list[str]], int] = pkgutil.resolve_name(self.tasks.functions[name])
         return task(request.words)
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _send_begun(link: socket.socket) -> None:
+    try:
+        process = os.pidfd_open(os.getpid())
+    except OSError:  # no descriptor is free: the client cannot end a task that hangs
+        link.sendall(bytes([BEGUN]))
+        return
+    try:
+        send_descriptors(link, bytes([BEGUN]), process)
+    finally:
+        os.close(process)
+
+
+def _give_signs_of_life(link: socket.socket) -> None:
+    """Send ALIVE from time to time, from within whatever this process does.
+
+    By a signal, as a task has one thread. Children have no such timer.
+    """
+
+    def say(*_: object) -> None:
+        with contextlib.suppress(OSError):  # it is full, or the client has hung up: see SIGIO
+            link.send(bytes([ALIVE]), socket.MSG_DONTWAIT)
+
+    signal.signal(signal.SIGALRM, say)
+    signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
 
 
 def _take_place_of_client(request: Request) -> None:

@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.agent.protocol import (
-    ANSWER_BYTES,
+    REFUSED,
+    await_exit_code,
+    confirm_begun,
     receive_descriptors,
     send_descriptors,
     send_request,
@@ -67,9 +69,9 @@ class PrivateServer:
         what = what or self._name
         try:
             for _ in range(_TRIES):
-                answer = self._answer(words, output)
-                if answer:
-                    return answer[0]
+                exit_code = self._answer(words, output)
+                if exit_code is not None:
+                    return exit_code
                 with self._lock:
                     self._disconnect()
         except TimeoutError as error:
@@ -80,8 +82,8 @@ class PrivateServer:
             raise StoreUnavailableError(f"cannot start {self._name}: {error}") from error
         raise StoreUnavailableError(f"{what} keeps dying; see its log, or try again")
 
-    def _answer(self, words: Sequence[str], output: int) -> bytes:
-        """The answer to one request; b"" when the server, or the task, was killed."""
+    def _answer(self, words: Sequence[str], output: int) -> int | None:
+        """The answer to one request; None when the server, or the task, was killed."""
         ours, theirs = socket.socketpair()
         with ours, open(os.devnull, "rb") as null:
             with theirs:
@@ -90,9 +92,12 @@ class PrivateServer:
             environ = {**os.environ, **self._environ}
             try:
                 send_request(ours, words, environ, (null.fileno(), output, 2))
-                return ours.recv(ANSWER_BYTES)
+                if not confirm_begun(ours):
+                    return REFUSED
+                limit_s = self._limit_s
+                return await_exit_code(ours, limit_s=limit_s, silent_s=limit_s)
             except ConnectionError:
-                return b""
+                return None
 
     def _hand_over(self, link: socket.socket) -> None:
         with self._lock:

@@ -8,17 +8,23 @@ A request is, all integers in the machine's byte order:
     environ   the client's environment, each NAME=VALUE ended by a zero byte
 
 With its first byte come four descriptors (SCM_RIGHTS): standard input, output and error of the
-task, and its working directory.
+task, and its working directory. It is sent once the server has said, by one byte (READY), that it
+receives: descriptors in the queue of a server that was stopped would stay open, and those who read
+from them would wait.
 
-The answer is one byte: the task's exit code, or REFUSED, which says that nothing was begun. A
-connection that ends without an answer says that the task's process was killed. A client that
-closes the connection, or shuts down its side of it, before the answer interrupts the task.
+The answer is one byte: BEGUN, or REFUSED, which says that it must be carried out elsewhere. With
+BEGUN comes a descriptor of the task's process (a pidfd). The client confirms BEGUN by one byte, and
+then the task begins: a client that no longer waits has nothing begun behind its back. While the
+task works it sends a byte every `ALIVE_S` (ALIVE); its exit code follows, one byte. A connection
+that ends before BEGUN says that nothing was begun; after it, that the task's process was killed. A
+client that closes the connection, or shuts down its side of it, meanwhile interrupts the task.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from _socket import CMSG_LEN, MSG_CMSG_CLOEXEC, SOL_SOCKET  # `socket` itself costs 5 ms
 
 TYPE_CHECKING = False
@@ -26,8 +32,13 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Mapping, Sequence
 
-REFUSED = 255
-"""The answer when the request must be carried out elsewhere."""
+ALIVE, READY, BEGUN, REFUSED = 252, 253, 254, 255
+ALIVE_S = 0.5
+"""How often a task that works says so."""
+VERSION = "BOOTSEER_CLIENT_VERSION"
+"""In a request's environment: the version of bootseer that asks."""
+PING = "agent ping"
+"""The name of the task by which a server is asked whether it works."""
 ANSWER_BYTES = 1
 TASK_WORDS = 2
 DESCRIPTORS = 4
@@ -51,7 +62,12 @@ class Request:
 def send_request(
     link: socket, words: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int, int]
 ) -> None:
-    """Send a request with this process's working directory. Raises OSError."""
+    """Send a request with this process's working directory, once the server receives.
+
+    Raises OSError.
+    """
+    if not link.recv(1):
+        raise BrokenPipeError("no server")
     body = pack(words, environ)
     message = len(body).to_bytes(_LENGTH_BYTES, sys.byteorder) + body
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -62,8 +78,60 @@ def send_request(
     link.sendall(message[sent:])
 
 
+def confirm_begun(link: socket) -> bool:
+    """Await the first answer, and have the task begin; False where it was refused.
+
+    Raises OSError where no answer comes: nothing was begun.
+    """
+    process = begin(link)
+    if process is None:
+        return False
+    if process >= 0:
+        os.close(process)
+    return True
+
+
+def begin(link: socket) -> int | None:
+    """As `confirm_begun`; a descriptor of the task's process, -1 for none, None where refused."""
+    answer, descriptors = receive_descriptors(link, ANSWER_BYTES, 1)
+    process = descriptors[0] if descriptors else -1
+    try:
+        if not answer:
+            raise BrokenPipeError("no answer")
+        if answer[0] == BEGUN:
+            link.sendall(b"\0")
+            return process
+    except OSError:
+        if process >= 0:
+            os.close(process)
+        raise
+    return None
+
+
+def await_exit_code(link: socket, *, limit_s: float, silent_s: float) -> int | None:
+    """The exit code of a task that has begun; None where its process was killed.
+
+    Raises TimeoutError after `limit_s`, and when no sign of life came for `silent_s`.
+    """
+    end_s = time.monotonic() + limit_s
+    while True:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the task takes too long")
+        link.settimeout(min(left_s, silent_s))
+        try:
+            answer = link.recv(ANSWER_BYTES)
+        except ConnectionError:
+            return None
+        if not answer:
+            return None
+        if answer[0] != ALIVE:
+            return answer[0]
+
+
 def receive_request(link: socket) -> Request:
     """Receive a request. Raises OSError for one that is cut, ValueError for one that is none."""
+    link.sendall(bytes([READY]))
     data, descriptors = receive_descriptors(link, _PIECE_BYTES, DESCRIPTORS)
     while len(data) < _LENGTH_BYTES or len(data) < _LENGTH_BYTES + _length_of(data):
         if len(data) > MOST_REQUEST_BYTES:

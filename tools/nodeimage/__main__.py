@@ -1,4 +1,4 @@
-"""Build the image of `k8s/snapshotter`: the init container's payload, and what else it needs.
+"""Build the image of `k8s/snapshotter` and `k8s/agent`: the init container's payload, and more.
 
     python -m tools.nodeimage [--name HOST/REPOSITORY:TAG] [--output FILE]
 
@@ -21,7 +21,10 @@ from tools.initimage import ociimage, payload
 from tools.initimage.__main__ import _locked
 
 HERE = Path(__file__).parent
-UNIT = payload.ROOT / "k8s/snapshotter/bootseer-snapshotter.service"
+UNITS = (
+    payload.ROOT / "k8s/snapshotter/bootseer-snapshotter.service",
+    payload.ROOT / "k8s/agent/bootseer-agent.service",
+)
 DEFAULT_NAME = f"bootseer-snapshotter:{bootseer.__version__}"
 WHEELS = ("grpcio", "protobuf")
 DEBIAN = "libsqlite3-0"
@@ -56,7 +59,8 @@ def _add(home: Path, cache: Path) -> None:
         shutil.unpack_archive(wheel, python / payload.SITE, "zip")
     for path in sorted((python / payload.SITE / "grpc").rglob("*.so")):
         _call(["strip", "--strip-unneeded", str(path)])
-    shutil.copy2(UNIT, home / UNIT.name)
+    for unit in UNITS:
+        shutil.copy2(unit, home / unit.name)
     shutil.copy2(HERE / "install-node.sh", home / "install-node.sh")
     program = home / "bin/bootseer-snapshotter"
     program.write_text('#!/bin/sh\nexec /opt/bootseer/bin/bootseer snapshotter "$@"\n', "ascii")
@@ -64,7 +68,7 @@ def _add(home: Path, cache: Path) -> None:
     digest = hashlib.sha256((home / "complete").read_bytes())
     for path in sorted(kept.rglob("*.whl")):
         digest.update(path.name.encode())
-    for path in (UNIT, HERE / "install-node.sh"):
+    for path in (*UNITS, HERE / "install-node.sh"):
         digest.update(path.read_bytes())
     (home / "complete").write_text(digest.hexdigest() + "\n", encoding="ascii")
 

@@ -15,6 +15,7 @@ from bootseer.errors import (
     UsageError,
     from_os_error,
 )
+from bootseer.fuse.mount import agent_mount
 from bootseer.fuse.mount.mount_options import MountOptions
 from bootseer.fuse.mount.mount_point import (
     FUSERMOUNT_S,
@@ -38,23 +39,35 @@ def open_mount(mountpoint: str, options: MountOptions) -> int:
     """Mount and return the descriptor to serve, which the caller closes.
 
     `mountpoint` is a directory; or `/dev/fd/N`, a descriptor that a privileged parent mounted
-    and left open; or `unix:PATH`, a socket over which it sends one (SCM_RIGHTS). A stale mount
+    and left open; or `unix:PATH`, a socket over which it sends one (SCM_RIGHTS). Without the
+    privilege the node's agent mounts, where there is one, or else `fusermount3`. A stale mount
     of ours, left by a server that crashed, is replaced. Raises NotFoundError, UsageError,
-    BusyError (a mount of ours is served there), AccessDeniedError and NotSupportedError.
+    BusyError (a mount of ours is served there, without `over`), AccessDeniedError and
+    NotSupportedError.
     """
     if mountpoint.startswith("/dev/fd/"):
         return _check_inherited(mountpoint)
     if mountpoint.startswith("unix:"):
         return receive_descriptor(mountpoint.removeprefix("unix:"))
-    clear_stale(mountpoint)
+    if not options.over:
+        clear_stale(mountpoint)
     try:
         mode = os.stat(mountpoint).st_mode
     except OSError as error:
         raise from_os_error(error, f"mount at {mountpoint}") from error
     if not stat.S_ISDIR(mode):
         raise UsageError(f"cannot mount at {mountpoint}: it is no directory; name one")
-    mount = _mount_as_root if can_mount() else _mount_by_helper
-    return mount(mountpoint, options)
+    if can_mount():
+        return _mount_as_root(mountpoint, options)
+    if not agent_mount.is_there() or options.allow_other:
+        return _mount_by_helper(mountpoint, options)
+    try:
+        return agent_mount.mount_by_agent(mountpoint, options)
+    except BootseerError as error:
+        try:
+            return _mount_by_helper(mountpoint, options)
+        except BootseerError as further:
+            raise type(further)(f"{further}; {error}") from error
 
 
 def _check_inherited(mountpoint: str) -> int:

@@ -17,8 +17,9 @@ class MountOptions:
     kernel may cache names and attributes. `passthrough` lets the kernel read
     `Opened.backing_fd` itself (needs CAP_SYS_ADMIN); the mount then counts as one more layer of
     stacked file systems, of which Linux allows two, so leave it off below an EROFS image that an
-    overlay covers. `on_fault` is called once for each kind of internal fault, which is also
-    reported as an event `fuse.fault`.
+    overlay covers. `over` mounts over a mount of ours that is served there, which is refused
+    otherwise: what has opened its files goes on. `on_fault` is called once for each kind of
+    internal fault, which is also reported as an event `fuse.fault`.
     """
 
     read_only: bool = True
@@ -32,5 +33,6 @@ class MountOptions:
     timeout_s: float = 60.0
     max_background: int = 64
     passthrough: bool = False
+    over: bool = False
     unmount_grace_s: float = 5.0
     on_fault: Callable[[str], None] | None = None

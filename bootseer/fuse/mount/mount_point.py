@@ -16,9 +16,10 @@ from bootseer.errors import (
     NotSupportedError,
     from_os_error,
 )
+from bootseer.fuse.mount import agent_mount
 from bootseer.system import mount_calls
 from bootseer.system.mountinfo import Mounted, all_mounts
-from bootseer.system.processes import CAP_SYS_ADMIN, has_capability
+from bootseer.system.processes import CAP_SYS_ADMIN, has_capability, users_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -131,6 +132,16 @@ def unmount(mountpoint: str, *, lazily: bool = False, force: bool = False) -> No
                 raise NotFoundError(none) from error
             raise from_os_error(error, f"unmount {mountpoint}") from error
         return
+    if agent_mount.is_there():
+        users = [] if lazily or force else users_of(mountpoint)
+        if users:  # the agent unmounts lazily
+            raise make_busy_error(mountpoint, users)
+        try:
+            agent_mount.unmount_by_agent(mountpoint)
+        except BootseerError:  # it may be fusermount3's
+            pass
+        else:
+            return
     words = ["-u", "-q", *(["-z"] if lazily or force else []), "--", mountpoint]
     done = run_helper(words)
     if done.returncode:

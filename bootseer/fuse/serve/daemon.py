@@ -25,6 +25,7 @@ from bootseer.system.processes import call_within
 from bootseer.system.readiness import readable
 
 END_S = 10.0
+REAP_S = 1.0
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 """A wait for a mount that takes this long is reported, by the process that waits."""
 
@@ -311,10 +312,17 @@ def run_in_child(
         raise
     finally:
         os.close(readable_end)
-        os.waitpid(pid, 0)
+        _reap(pid)
     answer = json.loads(data or b'{"error": "StoreUnavailableError", "text": "looking failed"}')
     if answer:
         raise decode_error(answer)
+
+
+def _reap(pid: int) -> None:
+    """Collect a child that has answered or was killed, but not one that the kernel holds."""
+    end_s = time.monotonic() + REAP_S
+    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end_s:
+        time.sleep(0.001)
 
 
 def encode_error(error: BaseException) -> Answer:

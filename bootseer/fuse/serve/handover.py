@@ -70,15 +70,17 @@ def supervise(
     limits: RestartLimits | None = None,
     on_ready: Callable[[], None] | None = None,
     on_death: Callable[[int], None] | None = None,
+    on_serve: Callable[[MountPoint], None] | None = None,
 ) -> None:
     """Mount and serve until it is unmounted, by others or on SIGTERM, SIGINT or SIGHUP.
 
     `build` is called in each worker; it must return the same tree each time. To be written, a
     tree also needs `options.read_only` False. `on_ready` is called in this process once the first
-    worker serves, `on_death` with each dead worker's process id. Must be called in the main
-    thread of a process that has no other. Raises as `open_mount`; what `build` raised in the
-    first worker, if that is a BootseerError; NotSupportedError when threads run here;
-    StoreUnavailableError when workers die one after the other.
+    worker serves, `on_death` with each dead worker's process id, and `on_serve` in each worker,
+    with what it is about to serve. Must be called in the main thread of a process that has no
+    other. Raises as `open_mount`; what `build` raised in the first worker, if that is a
+    BootseerError; NotSupportedError when threads run here; StoreUnavailableError when workers die
+    one after the other.
     """
     threads = _other_threads()
     if threads:
@@ -93,7 +95,7 @@ def supervise(
     try:
         negotiated = handshake(device, options)
         point.set_read_ahead(options.read_ahead_kib)
-        supervisor = _Supervisor(build, point, options, device, negotiated)
+        supervisor = _Supervisor(build, point, options, device, negotiated, on_serve)
         supervisor.run(limits or RestartLimits(), on_ready, on_death)
     finally:
         point.abandon()  # whatever happened, leave no mount without a server
@@ -136,8 +138,10 @@ class _Supervisor:
         options: MountOptions,
         device: int,
         negotiated: Negotiated,
+        on_serve: Callable[[MountPoint], None] | None,
     ) -> None:
         self._build = build
+        self._on_serve = on_serve
         self._point = point
         self._options = options
         self._device = device
@@ -225,6 +229,8 @@ class _Supervisor:
         end_with_parent(signal.SIGTERM)
         with _signal_pipe((signal.SIGTERM,)) as signalled:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+            if self._on_serve is not None:
+                self._on_serve(self._point)
             server = Server(
                 self._build(),
                 self._point,

@@ -107,6 +107,7 @@ def test_a_request_that_is_none_is_refused(sent: bytes, raised: type[Exception])
 
         def send() -> None:
             with ours:
+                assert ours.recv(1)
                 ours.sendall(sent)
 
         sending = threading.Thread(target=send)

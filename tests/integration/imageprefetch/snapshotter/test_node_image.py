@@ -6,8 +6,10 @@ import fcntl
 import gzip
 import io
 import os
+import socket
 import subprocess
 import tarfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import yaml
 
 from tests.support.labs.snapshotter_client import Client
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 from tools.archives import extract_all
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("patchelf")]
@@ -58,8 +61,10 @@ def node(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"HOST_PID": str(init.pid), "PATH": path, "ASKED": str(tmp_path / "asked")}
 
 
-def install(payload: Path, host: Path, node: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    words = [f"{payload}/bin/busybox", "sh", f"{payload}/install-node.sh", str(host)]
+def install(
+    payload: Path, host: Path, node: dict[str, str], *units: str
+) -> subprocess.CompletedProcess[str]:
+    words = [f"{payload}/bin/busybox", "sh", f"{payload}/install-node.sh", str(host), *units]
     return subprocess.run(words, env=node, capture_output=True, text=True, check=False)
 
 
@@ -81,6 +86,27 @@ def test_it_is_installed_once_and_then_left_alone(
     assert (done.returncode, done.stdout) == (0, "")
     assert asked(node)[3:] == [f"enable --now {unit}"]
     assert sorted(path.name for path in (host / "opt").iterdir()) == ["bootseer"]
+
+
+def test_agent_and_snapshotter_share_a_node(
+    payload: Path, node: dict[str, str], tmp_path: Path
+) -> None:
+    agent, snapshotter = "bootseer-agent.service", "bootseer-snapshotter.service"
+    host = tmp_path / "host"
+    assert install(payload, host, node).returncode == 0
+    before = len(asked(node))
+    assert install(payload, host, node, agent).returncode == 0
+    assert asked(node)[before:] == ["daemon-reload", f"restart {agent}", f"enable --now {agent}"]
+    (host / "opt/bootseer/complete").write_text("older")
+    before = len(asked(node))
+    assert install(payload, host, node, agent).returncode == 0  # both run the new program then
+    assert sorted(asked(node)[before + 1 : before + 3]) == [
+        f"restart {agent}",
+        f"restart {snapshotter}",
+    ]
+    assert asked(node)[before + 3 :] == [f"enable --now {agent}"]
+    done = install(payload, host, node, "other.service")
+    assert (done.returncode, done.stderr) == (2, "there is no unit other.service in this image\n")
 
 
 def test_an_older_one_is_replaced(payload: Path, node: dict[str, str], tmp_path: Path) -> None:
@@ -134,20 +160,53 @@ def test_what_was_installed_serves(payload: Path, node: dict[str, str], tmp_path
         child.communicate()
 
 
-def test_the_manifest_is_taken_by_a_real_api_server(api: Any) -> None:
-    said = api.kubectl(
-        "apply", "--dry-run=server", "--validate=true", "-k", str(ROOT / "k8s/snapshotter")
-    )
-    assert "daemonset.apps/bootseer-snapshotter created (server dry run)" in said
+def test_the_agent_that_was_installed_answers(
+    payload: Path, node: dict[str, str], tmp_path: Path
+) -> None:
+    host = tmp_path / "host"
+    assert install(payload, host, node, "bootseer-agent.service").returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["agent", "--pods", "--runtime", str(tmp_path / "run"), "--listen", address]
+    script = f'mount --bind {host}/opt /opt && exec /opt/bootseer/bin/bootseer "$@"'
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", "sh", "-c", script, "sh", *words]
+    with subprocess.Popen(command, env={"PATH": "/bin"}) as child:
+        try:
+            until(lambda: healthy(address), "the agent answers")
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+                assert b"bootseer_agent_ready 1.0" in answer.read()
+            assert (tmp_path / "run/pods/fuse.sock").exists()
+        finally:
+            child.terminate()
+    assert child.returncode == 0
 
 
-def test_manifest_unit_and_image_agree() -> None:
+def healthy(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=20) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["snapshotter", "agent"])
+def test_the_manifest_is_taken_by_a_real_api_server(api: Any, name: str) -> None:
+    folder = str(ROOT / "k8s" / name)
+    said = api.kubectl("apply", "--dry-run=server", "--validate=true", "-k", folder)
+    assert f"daemonset.apps/bootseer-{name} created (server dry run)" in said
+
+
+@pytest.mark.parametrize("name", ["snapshotter", "agent"])
+def test_manifest_unit_and_image_agree(name: str) -> None:
     from tools.nodeimage.__main__ import DEFAULT_NAME
 
-    folder = ROOT / "k8s/snapshotter"
-    pod = yaml.safe_load((folder / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    folder = ROOT / "k8s" / name
+    documents = list(yaml.safe_load_all((folder / "daemonset.yaml").read_text()))
+    pod = documents[-1]["spec"]["template"]["spec"]
     containers = pod["initContainers"] + pod["containers"]
     assert {container["image"] for container in containers} == {DEFAULT_NAME}
     assert pod["hostPID"]
-    unit = (folder / "bootseer-snapshotter.service").read_text()
+    unit = (folder / f"bootseer-{name}.service").read_text()
+    # One cache for both: what the agent sweeps and publishes is what the snapshotter keeps.
+    assert "\nEnvironment=BOOTSEER_CACHE=/var/lib/bootseer/cache\n" in unit
     assert "\nKillMode=process\n" in unit  # or a restart would end every container's image

@@ -1,0 +1,197 @@
+"""`bootseer agent`: a process that has imported what mounting an image needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+import bootseer
+from bootseer.agent import draining, server
+from bootseer.agent.fork_server import TaskTable
+from bootseer.agent.sweeping import Sweeping
+from bootseer.cli import root
+from bootseer.cli.image import direct
+from bootseer.cli.image.options import (
+    image_cache_option,
+    kept_limit_option,
+    plain_http_option,
+    runtime_option,
+)
+from bootseer.config.paths import default_cache, default_runtime
+from bootseer.imageprefetch.mount import mount_task, node_metrics, node_sweep
+
+MODULES = (
+    # With what they import, all that a mount needs; a test compares the list with a mount.
+    "bootseer.cli.image.group",
+    "bootseer.cli.image.mount",
+    "bootseer.cli.image.outcome",
+    "bootseer.cli.image.umount",
+    "bootseer.imageprefetch.mount.interrupts",
+    "bootseer.imageprefetch.mount.serverless_choice",
+    "bootseer.storage.oci.config",
+    "bootseer.imageprefetch.hotset.local_packer",
+    "bootseer.imageprefetch.run.temporary_mounts",
+    "bootseer.imageprefetch.mount.mount_worker",
+    "bootseer.imageprefetch.record.first_step",
+    "bootseer.imageprefetch.record.start_recording",
+    "bootseer.imageprefetch.record.trace_store",
+    "bootseer.fuse.serve.handover",
+    "bootseer.blockimage.serve.background_fill",
+    "bootseer.blockimage.serve.image_server",
+    "bootseer.blockimage.serve.page_cache_warmer",
+    "bootseer.blocks.cache.sealed_objects",
+    "bootseer.blocks.trace.recorder",
+    "bootseer.storage.oci.open",
+    "bootseer.storage.oci.registry_repository",
+    "bootseer.storage.oci.layout_repository",
+    # What these import on first use, which would take a tenth of a mount's time.
+    "bootseer.config.loading",
+    "bootseer.events.resource",
+    "bootseer.storage.token_files",
+    "encodings.ascii",
+    "encodings.idna",
+    "tomllib",
+)
+
+PUBLISHING = "bootseer.imageprefetch.hotset.publishing:publish_recorded"
+SWEEPS = (
+    f"{node_sweep.__name__}:sweep",
+    "bootseer.entrypoint.container.layer_folders:sweep_node",
+)
+TASKS = TaskTable(
+    {
+        "image mount": f"{__name__}:mount",
+        "image umount": "bootseer.cli.root:main",
+        mount_task.NAME: f"{mount_task.__name__}:main",
+    },
+    MODULES,
+)
+
+
+def mount(words: list[str]) -> int:
+    """Run `image mount` as a task of the agent; return its exit code."""
+    exit_code = direct.run_without_click(words, with_helper=False)
+    return root.main(words) if exit_code is None else exit_code
+
+
+@click.command(
+    "agent",
+    help="""Stand ready on this node, so that `bootseer image mount` takes no time to begin.
+
+    Importing what a mount needs takes longer than mounting. The agent has it imported, and runs
+    each mount that is asked for in a fork of itself, with the caller's environment, streams and
+    working directory. Mounts outlive it; without it they begin by themselves. Only root may ask,
+    and only from the agent's own mount namespace.
+
+    With --listen it answers over HTTP at that address: /healthz, /readyz, and /metrics in
+    Prometheus' text format, with the image servers of this node among them.
+    """,
+)
+@runtime_option
+@click.option(
+    "--listen",
+    envvar="BOOTSEER_AGENT_LISTEN",
+    default="",
+    metavar="HOST:PORT",
+    help="Where health and metrics are served; default: nowhere.",
+)
+@click.option(
+    "--pods/--no-pods",
+    "for_pods",
+    envvar="BOOTSEER_AGENT_PODS",
+    default=False,
+    show_default=True,
+    help="Mount for processes without privilege that reach the socket pods/fuse.sock of --runtime.",
+)
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Have the running agent take on nothing more, and end once no image is mounted.",
+)
+@click.option(
+    "--drain-limit",
+    "limit_s",
+    envvar="BOOTSEER_AGENT_DRAIN_LIMIT",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long --drain waits; then the agent goes on, and the exit code is 10.",
+)
+@click.option(
+    "--sweep-every",
+    "sweep_every_s",
+    envvar="BOOTSEER_AGENT_SWEEP_EVERY",
+    type=click.FloatRange(min=0),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often what killed commands left, and what has not been used for long, is removed "
+    "from --runtime and --cache; 0: never.",
+)
+@image_cache_option
+@kept_limit_option
+@click.option(
+    "--publish-every",
+    "publish_every_s",
+    envvar="BOOTSEER_AGENT_PUBLISH_EVERY",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often hot sets are published of what starts on this node have read and no other "
+    "node has published; needs the right to push. 0: never.",
+)
+@plain_http_option
+@click.option(
+    "--idle-exit",
+    "idle_exit_s",
+    envvar="BOOTSEER_AGENT_IDLE_EXIT",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End when nothing was asked for so long; 0: never.",
+)
+@click.option(server.LOADED_VERSION, "loaded_version", is_flag=True, hidden=True)
+def command(
+    runtime: str,
+    listen: str,
+    for_pods: bool,
+    drain: bool,
+    limit_s: float,
+    sweep_every_s: float,
+    cache: str,
+    kept_limit_bytes: int,
+    publish_every_s: float,
+    plain_http: bool,
+    idle_exit_s: float,
+    loaded_version: bool,
+) -> None:
+    if loaded_version:
+        TASKS.load()
+        click.echo(bootseer.__version__)
+        return
+    runtime = os.path.abspath(runtime or default_runtime())
+    if drain:
+        draining.drain(runtime, lambda: node_metrics.count_mounts(runtime) > 0, limit_s)
+        return
+    collect = f"{node_metrics.__name__}:collect"
+    cache = os.path.abspath(cache or default_cache())
+    sweepings = [
+        Sweeping(SWEEPS, (runtime, cache, kept_limit_bytes), sweep_every_s),
+        Sweeping((PUBLISHING,), (cache, plain_http), publish_every_s, idle=True),
+    ]
+    program = [sys.executable, *sys.orig_argv[1:]]
+    server.serve(
+        runtime,
+        TASKS,
+        listen=listen,
+        collect=collect,
+        for_pods=for_pods,
+        sweepings=[sweeping for sweeping in sweepings if sweeping.interval_s],
+        idle_exit_s=idle_exit_s,
+        program=program,
+    )

@@ -1,0 +1,1 @@
+"""The node's agent, with real processes and mounts."""
