@@ -64,6 +64,7 @@ class BuildSettings:
     - `lease` is the URL of a store that all nodes share, so that one of them builds and the others
       wait for it.
     - `rebuild` builds even if there is a block image.
+    - `for_overlay`: the image is to lie above another one, and hides parts of it.
     - `wait_s` limits the wait for another build.
     """
 
@@ -76,6 +77,7 @@ class BuildSettings:
     socket: str = ""
     lease: str = ""
     rebuild: bool = False
+    for_overlay: bool = False
     threads: int = 2
     level: int = LEVEL
     limits: Limits = LIMITS
@@ -281,7 +283,7 @@ class _Job:
                 level=settings.level,
                 limit_bytes=settings.data_limit_bytes,
             ) as data:
-                flattener = Flattener(data.store, settings.limits)
+                flattener = Flattener(data.store, settings.limits, for_overlay=settings.for_overlay)
                 count = len(layers.diff_ids)
                 for number in reversed(range(count)):
                     name = f"layer {number + 1} of {count}"

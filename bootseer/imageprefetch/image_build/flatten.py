@@ -17,10 +17,12 @@ from bootseer.blockimage.tree_entries import Content, Entry, Kind, Stored
 from bootseer.errors import CorruptDataError
 from bootseer.imageprefetch.image_build.layer_inode import (
     MAX_PATH_BYTES,
+    OVERLAY_OPAQUE,
     Inode,
     overlay_opaque,
     path_parts,
     shown_name,
+    whiteout,
 )
 from bootseer.imageprefetch.image_build.layer_reader import Members
 from bootseer.imageprefetch.image_build.tar_reader import Member
@@ -73,11 +75,18 @@ class _Node:
 class Flattener:
     """Takes layers from the top one down, and then gives the tree.
 
-    `store(content, size)` is called for each visible file while its bytes are read.
+    `store(content, size)` is called for each visible file while its bytes are read. `for_overlay`:
+    the tree will lie above another one in an overlay, and what its layers hide in others is kept.
     """
 
-    def __init__(self, store: Callable[[Content, int], Stored], limits: Limits = LIMITS) -> None:
-        self._store, self._limits = store, limits
+    def __init__(
+        self,
+        store: Callable[[Content, int], Stored],
+        limits: Limits = LIMITS,
+        *,
+        for_overlay: bool = False,
+    ) -> None:
+        self._store, self._limits, self._for_overlay = store, limits, for_overlay
         self._top = _Node(None)
         self._entries = self._unpacked_bytes = self._header_bytes = 0
 
@@ -105,6 +114,8 @@ class Flattener:
         while stack:
             path, node = stack.pop()
             if node.removed:
+                if self._for_overlay:
+                    out.append(whiteout(path))
                 continue
             if node.children is None:
                 assert node.inode is not None
@@ -113,7 +124,10 @@ class Flattener:
                 out.append(node.inode.entry(path) if first is path else linked)
                 continue
             implied = Entry(path=path, kind=Kind.DIRECTORY, mode=0o755)
-            out.append(node.inode.entry(path) if node.inode is not None else implied)
+            folder = node.inode.entry(path) if node.inode is not None else implied
+            if self._for_overlay and node.opaque:
+                folder.xattrs = {**folder.xattrs, OVERLAY_OPAQUE: b"y"}
+            out.append(folder)
             prefix = path + b"/" if path else b""
             stack += [(prefix + name, child) for name, child in sorted(node.children.items())]
         return out

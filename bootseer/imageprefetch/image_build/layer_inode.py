@@ -14,6 +14,8 @@ MAX_XATTR_BYTES = 64 << 10
 SHOWN_BYTES = 160
 _LINK_MODE = 0o777
 _CAPABILITY = b"security.capability"
+OVERLAY_OPAQUE = b"trusted.overlay.opaque"
+"""What marks a directory that hides all of the lower ones."""
 
 
 class Inode:
@@ -124,5 +126,10 @@ def _xattrs(given: dict[bytes, bytes]) -> Mapping[bytes, bytes]:
     return kept
 
 
-def overlay_opaque(xattrs: dict[bytes, bytes]) -> bool:
-    return xattrs.get(b"trusted.overlay.opaque") == b"y"
+def overlay_opaque(xattrs: Mapping[bytes, bytes]) -> bool:
+    return xattrs.get(OVERLAY_OPAQUE) == b"y"
+
+
+def whiteout(path: bytes) -> Entry:
+    """What hides a name of lower layers, as overlayfs has it: a device that is none."""
+    return Entry(path=path, kind=Kind.CHARACTER, mode=0)
