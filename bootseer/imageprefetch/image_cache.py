@@ -113,6 +113,14 @@ class ImageCache:
         if self.read_pin(name) != digest:
             _write(self._pin_path(name), json.dumps({"name": name, "digest": digest}).encode())
 
+    def list_pins(self) -> list[tuple[str, str]]:
+        """The names that were looked up, with the digests that they had."""
+        folder = os.path.join(self.folder, "pins")
+        with contextlib.suppress(OSError):
+            documents = [_read_json(os.path.join(folder, name)) for name in os.listdir(folder)]
+            return [(str(d["name"]), str(d["digest"])) for d in documents if "digest" in d]
+        return []
+
     # --- damage --------------------------------------------------------------------------
 
     def condemn(self, digest: str, block_image: str) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
+_AGENT_KEEP = "BOOTSEER_AGENT_KEEP"
+"""For how many seconds without a start an agent that a container's command leaves behind stays."""
 _RUN_LOOK_S = 4.0
 """How long `image run` looks for a block image in the registry.
 
@@ -45,6 +47,28 @@ def run_without_click(args: list[str], *, with_helper: bool = True) -> int | Non
         return _run_guarded(lambda: mount(fields, with_helper=with_helper))
     parsed = image_words.parse_run(args[2:], os.environ)
     return None if parsed is None else _run_guarded(lambda: run(*parsed))
+
+
+def end_servers(task: int, args: list[str]) -> None:
+    """End the servers that an `image mount ...` of the agent was starting, as it is ended."""
+    fields = image_words.parse_mount(args[2:], os.environ) if args[1] == "mount" else None
+    if fields is not None:
+        from bootseer.config.paths import default_runtime
+        from bootseer.imageprefetch.mount import mount_task
+
+        mount_task.end_unregistered(task, fields.get("runtime") or default_runtime())
+
+
+def take_back(args: list[str]) -> None:
+    """Unmount what an `image mount ...` may have left whose process was killed; nothing raises."""
+    fields = image_words.parse_mount(args[2:], os.environ)
+    if fields is None:  # it is mounted over then
+        return
+    from bootseer.imageprefetch.mount import mount_task
+    from bootseer.imageprefetch.mount.settings import MountSettings
+
+    fields.pop("as_json")
+    mount_task.take_back(MountSettings(**fields))
 
 
 def _run_guarded(body: Callable[[], int]) -> int:
@@ -93,8 +117,10 @@ def mount(fields: dict[str, Any], *, with_helper: bool = True) -> int:
 
 
 def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
-    """Run `image run`: `fields` of `MountSettings`, podman's options, the container's command."""
+    """Run `image run`: `fields` of `MountSettings` and perhaps `config`, the file with what the
+    container needs besides; podman's options; the container's command."""
     begun_s = time.monotonic()
+    config = fields.pop("config", "")
     helper = None
     if not agent.is_available(fields.get("runtime", "")):
         helper = _start_helper(fields, None, hurried=True)
@@ -114,42 +140,137 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
         options=options,
         words=words,
     )
+
+    def mount_image(mount_settings: MountSettings) -> MountedImage:
+        nonlocal helper
+        own, helper = helper, None  # it asks for the container's image alone
+        return _mount(mount_settings, own, more_follow=bool(config))
+
     try:
-        return run_image.run(
-            settings,
-            outcome.print_plan,
-            lambda mount_settings: _mount(mount_settings, helper),
-            job_process.say,
-        )
+        if config:
+            from bootseer.config import loading
+            from bootseer.entrypoint.container import start
+
+            loaded = loading.load_tolerantly(config)
+            return start.run(settings, loaded, outcome.print_plan, mount_image, job_process.say)
+        return run_image.run(settings, outcome.print_plan, mount_image, job_process.say)
     finally:
         if helper is not None:  # where it was not mounted at all
             helper.close()
+        _leave_agent(fields.get("runtime", ""))
 
 
-def _mount(settings: MountSettings, helper: socket | None) -> MountedImage:
-    """Mount through the node's agent, which has imported everything; without one, here."""
+def _leave_agent(runtime: str) -> None:
+    """Leave an agent behind for the next start, where that is asked for; nothing raises."""
+    keep_s = os.environ.get(_AGENT_KEEP, "")
+    if not keep_s or agent.is_available(runtime):
+        return
+    import subprocess
+
+    words = ["agent", "--idle-exit", keep_s, *(["--runtime", runtime] if runtime else [])]
+    quiet = subprocess.DEVNULL
+    command = [sys.executable, "-m", "bootseer", *words]
+    try:
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    except OSError:
+        pass  # the next start does without
+
+
+def _mount(
+    settings: MountSettings, helper: socket | None, *, more_follow: bool = False
+) -> MountedImage:
+    """Mount through the node's agent, which has imported everything; without one, here.
+
+    Where `more_follow`, what all their servers need is imported here, once.
+    """
+    from bootseer import light_dataclasses as dataclasses
     from bootseer.imageprefetch.mount import mount as mounting
     from bootseer.imageprefetch.run import run_image
 
+    notes = []
     try:
         if helper is None:
-            mounted = _mount_by_agent(settings)
+            mounted, is_lost = _mount_by_agent(settings)
             if mounted is not None:
                 return mounted
-        return mounting.mount(settings, helper, run_image.import_the_rest)
+            if is_lost:  # what it took is not to be missing for the registry
+                notes = [agent.LOST_TEXT]
+                settings = dataclasses.replace(settings, look_begun_s=0.0)
+        if more_follow:
+            _import_server(settings.cache)
+            # Whoever ends all processes of a start must not break another one.
+            settings = dataclasses.replace(settings, share=False)
+        mounted = mounting.mount(
+            settings, helper, _import_meanwhile if more_follow else run_image.import_the_rest
+        )
+        return dataclasses.replace(mounted, notes=(*notes, *mounted.notes)) if notes else mounted
     finally:
+        gc.freeze()  # what is imported is no garbage
         gc.enable()  # the container may run for weeks
 
 
-def _mount_by_agent(settings: MountSettings) -> MountedImage | None:
-    """Return what the agent mounted; None if there is no agent."""
-    if not agent.is_available(settings.runtime):
-        return None
-    from functools import partial
+def _import_server(cache: str) -> None:
+    """Import what a server of an image needs that has a helper at the registry."""
+    from bootseer.fuse.serve import handover
+    from bootseer.imageprefetch.hotset import local_hotsets
+    from bootseer.imageprefetch.image_cache import BLOCKS
+    from bootseer.imageprefetch.mount import mount_worker
+    from bootseer.imageprefetch.resolve import helped_repository
 
+    del handover, helped_repository, local_hotsets, mount_worker
+    if os.path.isdir(os.path.join(cache or _cache_directory({}), BLOCKS)):
+        from bootseer.blockimage.serve import serverless_mount
+        from bootseer.blocks.cache import sealed_objects
+        from bootseer.imageprefetch.mount import serverless_choice
+
+        del sealed_objects, serverless_choice, serverless_mount
+    else:
+        from bootseer.blockimage.serve import image_server
+
+        del image_server
+
+
+def _import_meanwhile() -> None:
+    """Import what the rest of a container's start needs, and the next server without a helper."""
+    import encodings.idna
+
+    from bootseer.entrypoint.container import deps_layer
+    from bootseer.imageprefetch.run import run_image
+    from bootseer.storage.oci import registry_repository
+
+    run_image.import_the_rest()
+    del deps_layer, encodings, registry_repository
+
+
+def _mount_by_agent(settings: MountSettings) -> tuple[MountedImage | None, bool]:
+    """Return what the agent mounted, None if it did not, and whether it was lost meanwhile."""
+    if not agent.is_available(settings.runtime):
+        return None, False
+    from bootseer.config.paths import default_runtime
+    from bootseer.errors import StoreUnavailableError
     from bootseer.imageprefetch.mount import mount_task
 
-    return mount_task.mount_by(partial(agent.ask, runtime=settings.runtime), settings)
+    is_lost = False
+    runtime = settings.runtime or default_runtime()
+
+    def ask(words: list[str], output: int) -> int | None:
+        nonlocal is_lost
+        exit_code = agent.ask(
+            words,
+            output,
+            runtime=runtime,
+            before_kill=lambda task: mount_task.end_unregistered(task, runtime),
+        )
+        is_lost = exit_code == agent.LOST
+        return exit_code
+
+    try:
+        return mount_task.mount_by(ask, settings), False
+    except StoreUnavailableError:
+        if not is_lost:
+            raise
+    mount_task.take_back(settings)
+    return None, True
 
 
 def _start_helper(

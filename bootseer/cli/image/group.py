@@ -11,7 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("image.run", "Run a container of an image that is not pulled first."),
     "mount": ("image.mount", "Mount an image at once; its bytes arrive as they are read."),
     "umount": ("image.umount", "Unmount what `mount` mounted."),
-    "agent": ("image.agent", "Stand ready, so that mounts begin at once."),
+    "agent": ("agent", "The same as `bootseer agent`."),
     "record": ("image.record", "Run a command and record what its start reads."),
     "replay": ("image.replay", "Read a hot set ahead in a mounted image."),
     "hotset": ("image.hotset.group", "Build, merge, push and show hot sets."),

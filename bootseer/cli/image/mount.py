@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from bootseer.cli.image.options import (
     WINDOW_S,
     deadline_option,
+    hot_option,
     log_file_option,
     plain_http_option,
     platform_option,
@@ -60,13 +61,7 @@ events_option = click.option(
     is_flag=True,
     help="Setuid programs and devices of the image do not work at DIR.",
 )
-@click.option(
-    "--hot/--no-hot",
-    envvar="BOOTSEER_IMAGE_HOT",
-    default=True,
-    show_default=True,
-    help="Replay the hot set.",
-)
+@hot_option
 @click.option(
     "--record-window",
     "record_window_s",

@@ -67,6 +67,13 @@ deadline_option = click.option(
     help="A read that got no bytes for so long fails with an input/output error; those that follow "
     "in the same outage fail after 2 s.",
 )
+hot_option = click.option(
+    "--hot/--no-hot",
+    envvar="BOOTSEER_IMAGE_HOT",
+    default=True,
+    show_default=True,
+    help="Replay the hot set.",
+)
 log_file_option = click.option(
     "--log-file",
     envvar="BOOTSEER_IMAGE_LOG_FILE",
@@ -84,6 +91,16 @@ platform_option = click.option(
 image_access_options = combine_options(image_cache_option, plain_http_option)
 """The node's cache and how the registry is reached: parameters of `hotset.group.open_image`."""
 
+kept_limit_option = click.option(
+    "--kept-limit",
+    "kept_limit_bytes",
+    envvar="BOOTSEER_IMAGE_KEPT_LIMIT",
+    callback=sizes.parse_size,
+    metavar="SIZE",
+    default="16GiB",
+    show_default=True,
+    help="The largest size of what else is kept of images: metadata, tables, hot sets.",
+)
 serving_options = combine_options(
     workload_option("Whose hot set is replayed, and whose starts are recorded."),
     image_cache_option,
@@ -97,16 +114,7 @@ serving_options = combine_options(
         show_default=True,
         help="The largest size of the blocks kept there.",
     ),
-    click.option(
-        "--kept-limit",
-        "kept_limit_bytes",
-        envvar="BOOTSEER_IMAGE_KEPT_LIMIT",
-        callback=sizes.parse_size,
-        metavar="SIZE",
-        default="16GiB",
-        show_default=True,
-        help="The largest size of what else is kept of images: metadata, tables, hot sets.",
-    ),
+    kept_limit_option,
     click.option(
         "--fill/--no-fill",
         envvar="BOOTSEER_IMAGE_FILL",

@@ -10,6 +10,7 @@ from bootseer.cli.image.mount import events_option
 from bootseer.cli.image.options import (
     PodmanStyleCommand,
     deadline_option,
+    hot_option,
     log_file_option,
     plain_http_option,
     platform_option,
@@ -32,9 +33,21 @@ from bootseer.cli.image.options import (
     thrown away, and the exit code is the container's. An image that cannot be mounted, one
     without a block image or for another platform above all, is pulled and run by podman; one line
     says why.
+
+    With --config, the checkpoint of that file's section [checkpoint] is mounted at the same time,
+    shown to the container, and fetched while the job imports. What cannot be brought so is brought
+    by its plain command, which runs in the container before the job.
     """,
 )
+@click.option(
+    "--config",
+    metavar="FILE",
+    envvar="BOOTSEER_IMAGE_RUN_CONFIG",
+    default="",
+    help="Settings (bootseer.toml) of what the container's job needs besides its image.",
+)
 @serving_options
+@hot_option
 @events_option
 @deadline_option
 @plain_http_option

@@ -26,11 +26,12 @@ _FLAGS = {
     "--record": ("record", True),
     "--no-record": ("record", False),
     "--plain-http": ("plain_http", True),
-}
-_FLAGS_OF_MOUNT = {
-    **_FLAGS,
     "--hot": ("hot", True),
     "--no-hot": ("hot", False),
+}
+_TEXTS_OF_RUN = {**_TEXTS, "--config": "config"}
+_FLAGS_OF_MOUNT = {
+    **_FLAGS,
     "--nosuid": ("nosuid", True),
     "--loop": ("loop", True),
     "--no-loop": ("loop", False),
@@ -53,7 +54,7 @@ def parse_mount(words: list[str], environ: Mapping[str, str]) -> dict[str, Any] 
     fields = _read_environment(environ)
     if fields is None or "--" in words:
         return None
-    rest = _take_options(words, fields, _FLAGS_OF_MOUNT)
+    rest = _take_options(words, fields, _TEXTS, _FLAGS_OF_MOUNT)
     if rest is None or len(rest) != 2 or any(word.startswith("-") for word in rest):
         return None
     fields["ref"], fields["directory"] = rest
@@ -64,7 +65,8 @@ def parse_mount(words: list[str], environ: Mapping[str, str]) -> dict[str, Any] 
 def parse_run(
     words: list[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]] | None:
-    """Parse `image run WORDS...`: fields of `MountSettings`, podman's options, the command.
+    """Parse `image run WORDS...`: fields of `MountSettings` and perhaps `config`, podman's options,
+    the command.
 
     Returns None if click must parse it.
     """
@@ -72,7 +74,7 @@ def parse_run(
     if fields is None:
         return None
     at = words.index("--") if "--" in words else len(words)
-    rest = _take_options(words[:at], fields, _FLAGS)
+    rest = _take_options(words[:at], fields, _TEXTS_OF_RUN, _FLAGS)
     if not rest or rest[0].startswith("-"):
         return None
     fields["ref"] = rest[0]
@@ -95,7 +97,10 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _take_options(
-    words: list[str], fields: dict[str, Any], flags: Mapping[str, tuple[str, bool]]
+    words: list[str],
+    fields: dict[str, Any],
+    texts: Mapping[str, str],
+    flags: Mapping[str, tuple[str, bool]],
 ) -> list[str] | None:
     """Put known options into `fields`; return the other words, None if click must parse them."""
     rest = []
@@ -104,11 +109,11 @@ def _take_options(
         name, equals, value = word.partition("=")
         if name in _OPTIONS_FOR_CLICK:
             return None
-        if name in _TEXTS:
+        if name in texts:
             text = value if equals else next(following, None)
             if text is None:
                 return None
-            fields[_TEXTS[name]] = text
+            fields[texts[name]] = text
         elif name in flags:
             if equals:
                 return None

@@ -79,6 +79,16 @@ class RecordedImage:
             return self._if_usable(self.traces.load(workload))
         return None
 
+    def find_unpublished_share(self, workload: str = "") -> float:
+        """Of what this node's starts touched, the share (0 to 1) that no published trace has."""
+        own, published = self.own_trace(workload), self._published_trace(workload)
+        if own is None or not own.extents:
+            return 0.0
+        if published is None:
+            return 1.0
+        added_bytes = traces.merge([published, own]).touched_bytes() - published.touched_bytes()
+        return added_bytes / own.touched_bytes()
+
     def _published_trace(self, workload: str) -> Trace | None:
         for _, hot in store.list_published(self.repository, self.digest, self.parts.block_image):
             if hot.workload == workload:

@@ -154,6 +154,10 @@ class MountEvents:
         attributes = {"error.type": type(error).__name__, "error.message": str(error)}
         self._end(MOUNT, "error", attributes)
 
+    def report_missing(self) -> None:
+        """There is no such image, as may be."""
+        self._end(MOUNT, "ok", {"bootseer.image.mode": "missing", "bootseer.bytes": 0})
+
     def report_shared(self) -> None:
         """Another server serves the image."""
         self._end(MOUNT, "ok", {"bootseer.image.mode": "shared", "bootseer.bytes": 0})

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError, StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount as mounting
+from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings, decode_settings, encode_settings
+from bootseer.system.processes import children_of
 
 NAME = "image mounting"
 
@@ -60,6 +63,7 @@ def mount_by(
             os.close(writable)
         if exit_code is None:
             return None
+        os.set_blocking(readable, False)  # it is written by now, or never
         line = output.readline()
     if not line:
         raise StoreUnavailableError(ended)
@@ -67,3 +71,23 @@ def mount_by(
     if "error" in answer:
         raise daemon.decode_error(answer)
     return MountedImage(**{**answer, "notes": tuple(answer["notes"])})
+
+
+def end_unregistered(task: int, runtime: str) -> None:
+    """Kill the image servers of a task that hangs, which may hold the lock of their image.
+
+    Servers that have registered stay: others may use them.
+    """
+    registered = {one.supervisor for one in server_registry.list_records(runtime)}
+    for server in children_of(task):
+        if server not in registered:
+            for process in (server, *children_of(server)):
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+
+
+def take_back(settings: MountSettings) -> None:
+    """Unmount what a task that was killed may have left at the directory; nothing raises."""
+    settings = mounting.with_absolute_paths(settings)
+    with contextlib.suppress(BootseerError):
+        mounting.umount(settings.directory, lazily=True, runtime_dir=settings.runtime)

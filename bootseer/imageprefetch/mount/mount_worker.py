@@ -14,7 +14,7 @@ from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofs_mount
 from bootseer.blockimage.serve.data_file import DataFile
 from bootseer.blockimage.serve.opened_image import without_hot_set
-from bootseer.errors import BootseerError, CorruptDataError, StoreUnavailableError
+from bootseer.errors import BootseerError, CorruptDataError, NotFoundError, StoreUnavailableError
 from bootseer.fuse.serve.daemon import Send, encode_error, send_waiting
 from bootseer.imageprefetch.image_cache import BLOCKS, ImageCache
 from bootseer.imageprefetch.mount import container_folders, server_registry
@@ -104,9 +104,14 @@ class Worker:
             work()
         except BaseException as error:  # a border: the caller gets the error, and this server ends
             self._recording.drop()
-            self._events.report_mount_failure(error)
+            is_usual = isinstance(error, NotFoundError) and self._settings.missing_ok
+            if is_usual:
+                self._events.report_missing()
+            else:
+                self._events.report_mount_failure(error)
             self._answer(encode_error(error))
-            self._events.fault("mount", str(error))
+            if not is_usual:
+                self._events.fault("mount", str(error))
             _end()
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -152,7 +157,7 @@ class Worker:
         settings, state = self._settings, self._state
         digest = resolver.digest()
         with server_registry.lock_image(settings.runtime, digest):
-            other = self._other(digest) if settings.share else None
+            other = self._other(digest)
             if other is not None:
                 self._share(digest, other)
                 return
@@ -212,9 +217,12 @@ class Worker:
         return self._make_server(resolved).mount(self._state.front, directory)
 
     def _other(self, digest: str) -> server_registry.ServerRecord | None:
-        """Another server of this image, if all of the image is visible at some path."""
+        """Another server of this image, if all of the image is visible at some path.
+
+        Also removes what dead servers have left.
+        """
         for server in server_registry.list_servers(self._settings.runtime):
-            if server.digest != digest or not server.shared:
+            if server.digest != digest or not (server.shared and self._settings.share):
                 continue
             if server_registry.whole_paths(server):
                 return server
@@ -293,6 +301,7 @@ class Worker:
     def _serve_settings(self, digest: str) -> ServeSettings:
         from bootseer.blockimage.serve.fill_settings import FillSettings
         from bootseer.blockimage.serve.image_server import ServeSettings
+        from bootseer.blocks.link_turns import LinkTurns
         from bootseer.blocks.settings import DEFAULTS as FETCH
 
         settings = self._settings
@@ -310,6 +319,8 @@ class Worker:
             fetch=fetch,
             loop=settings.loop,
             fill=fill if settings.fill else None,
+            turns=LinkTurns.of(settings.runtime),
+            eager=settings.eager,
         )
 
     def _go_on(self, target: str, digest: str, resolved: ResolvedImage) -> None:

@@ -29,6 +29,8 @@ class MountSettings:
       the first request.
     - `loop`: mount over loop devices (None: where the kernel needs them).
     - `hot`: replay the hot set.
+    - `eager`: where there is no hot set, fetch all of the image at once.
+    - `missing_ok`: that there is no such image, or no block image of it, is no fault to report.
     - `share`: other mounts of the image on this node may use this mount's server.
     - `nosuid`: setuid programs and devices of the image do not work at `directory`.
     - `platform_known`: the caller has checked the image's platform; otherwise an image of another
@@ -56,6 +58,8 @@ class MountSettings:
     memory_bytes: int = 128 << 20
     loop: bool | None = None
     hot: bool = True
+    eager: bool = False
+    missing_ok: bool = False
     nosuid: bool = False
     share: bool = True
     log_file: str = ""

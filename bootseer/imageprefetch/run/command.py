@@ -47,10 +47,10 @@ class Command:
         return {**own, **events, **self.environment}
 
 
-def run_foreground(words: Sequence[str], terminated: Callable[[], None] = lambda: None) -> int:
+def run_foreground(words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None) -> int:
     """Run a program to its end, with our terminal and streams; returns a shell's exit code.
 
-    `terminated` is called, any number of times, when it gets a SIGTERM.
+    `on_signal` is called, any number of times, with a signal that is passed on to it.
     """
     import subprocess  # takes milliseconds, for which no mount waits
 
@@ -58,14 +58,14 @@ def run_foreground(words: Sequence[str], terminated: Callable[[], None] = lambda
         process = subprocess.Popen(list(words))
     except OSError as error:
         raise from_os_error(error, f"run {words[0]}") from error
-    return await_end(process.pid, None, lambda: None, terminated)
+    return await_end(process.pid, None, lambda: None, on_signal)
 
 
 def await_end(
     pid: int,
     until: Callable[[], bool] | None,
     kill: Callable[[], None],
-    terminated: Callable[[], None] = lambda: None,
+    on_signal: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Wait for a child and pass signals on to it; returns its exit code as a shell has it.
 
@@ -76,8 +76,7 @@ def await_end(
 
     def pass_on(number: int, _: object) -> None:
         os.kill(pid, number)
-        if number == signal.SIGTERM:
-            terminated()
+        on_signal(number)
 
     old_handlers = {
         number: signal.signal(number, pass_on)

@@ -23,9 +23,27 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.config import ImageConfig
 
 _PLATFORM = ("--platform", "--os", "--arch", "--variant")
+_OF_PULLS = ("--authfile", "--creds", "--cert-dir", "--decryption-key", "--signature-policy")
+_ENTRYPOINT = "--entrypoint"
+_NO_COMMAND = "the image names no command to run; give one after --"
 _WORKDIR = ("--workdir", "-w")
+_SHORT = ("-v", "-e", "-w", "-u", "-p")
+"""Short options to which a value may be glued, of those that matter here."""
+_WRITABLE_FIELDS = ("ro", "readonly", "rw")
 _PLACING = ("--volume", "-v", "--mount", "--tmpfs")
 _TARGET_FIELDS = ("target", "dst", "destination")
+_SOURCE_FIELDS = ("source", "src")
+_OF_ONE_CONTAINER = (
+    "--name",
+    "--publish",
+    "-p",
+    "--cidfile",
+    "--pidfile",
+    "--conmon-pidfile",
+    "--ip",
+)
+_FLAGS_OF_ONE_CONTAINER = ("--replace",)
+_OF_THE_TERMINAL = ("--interactive", "-i", "--tty", "-t", "-it", "-ti", "--sig-proxy")
 _CONTAINER_MARK = "container=podman"
 _DEFAULT_VARIABLES = {
     "PATH": DEFAULT_PATH,
@@ -86,6 +104,19 @@ def check_platform(options: Sequence[str], *, instead: str = "") -> None:
         raise NotSupportedError(
             f"the image is asked for as {wanted}, and what is mounted here is of {here}{instead}"
         )
+
+
+def pull_options(options: Sequence[str]) -> list[str]:
+    """Those of a container's options that say which image is pulled, and how."""
+    given = _values(options, (*_PLATFORM, *_OF_PULLS))
+    flags = [word for word in options if word.partition("=")[0] == "--tls-verify"]
+    return [*flags, *(word for pair in given for word in pair)]
+
+
+def always_pulls(options: Sequence[str]) -> bool:
+    """Whether podman is to ask the registry although it has the image."""
+    given = [value for _, value in _values(options, ("--pull",))]
+    return bool(given) and given[-1] in ("always", "newer", "true")
 
 
 def container_variables(of_image: Iterable[str], options: Sequence[str]) -> list[str]:
@@ -168,8 +199,12 @@ def places_anything_at(directory: str, options: Sequence[str]) -> bool:
     for word in options:
         if word.startswith(_WORKDIR):
             return True
-    placed = _values(_split_short_volumes(options), _PLACING)
-    return any(is_within(directory, _target(name, value)) for name, value in placed)
+    return any(is_within(directory, target) for target in list_targets(options))
+
+
+def list_targets(options: Sequence[str]) -> list[str]:
+    """Where in the container options mount something."""
+    return [_target(name, value) for name, value in _values(_split_glued(options), _PLACING)]
 
 
 def _target(option: str, value: str) -> str:
@@ -181,11 +216,125 @@ def _target(option: str, value: str) -> str:
     return rest[0] if rest and option != "--tmpfs" else first
 
 
-def _split_short_volumes(options: Sequence[str]) -> Iterator[str]:
-    """The options, with the value of `-vVALUE` as a word of its own."""
+def bind_mounts(options: Sequence[str]) -> list[tuple[str, str]]:
+    """Paths in the container, and the paths of this machine that options show there."""
+    out = []
+    for name, value in _values(_split_glued(options), _PLACING):
+        source = _bound_source(name, value)
+        if source:
+            out.append((_target(name, value), os.path.abspath(source)))
+    return out
+
+
+def _bound_source(option: str, value: str) -> str:
+    """The path of this machine that an option shows; "" where it mounts something else."""
+    if option == "--mount":
+        fields = dict(_split(field) for field in value.split(","))
+        source = next((fields[key] for key in _SOURCE_FIELDS if key in fields), "")
+        source = source if fields.get("type", "bind") == "bind" else ""
+    else:
+        source = value.split(":")[0] if option != "--tmpfs" and ":" in value else ""
+    return source if source.startswith(("/", ".")) else ""  # else the name of a volume of podman's
+
+
+def find_unknown(options: Sequence[str], is_passing: Callable[[str], bool]) -> str:
+    """The first option by which programs see, or write to, what is not known here; "" for none.
+
+    Volumes of podman's own and of other containers, file systems in memory, the caller's whole
+    environment. `is_passing` says of a place in the container whether what is written there counts
+    for nothing.
+    """
+    for name, value in _values(_split_glued(options), _PLACING):
+        if not _bound_source(name, value) and not is_passing(_target(name, value)):
+            return f"{name} {value}"
     for word in options:
-        if word.startswith("-v") and len(word) > 2:
-            yield from ("-v", word[2:].removeprefix("="))
+        name = word.partition("=")[0]
+        if name in ("--volumes-from", "--env-host", "--http-proxy"):
+            return word
+    for name, value in _values(_split_glued(options), ("--env", "-e")):
+        if "=" not in value and value.endswith("*"):
+            return f"{name} {value}"
+    return ""
+
+
+def with_fixed_volumes(options: Sequence[str], is_passing: Callable[[str], bool]) -> list[str]:
+    """The options, with the paths of this machine shown read-only unless `is_passing`."""
+    out, following = [], iter(_split_glued(options))
+    for word in following:
+        name, equals, value = word.partition("=")
+        if name not in _PLACING:
+            out.append(word)
+            continue
+        value = value if equals else next(following, "")
+        if _bound_source(name, value) and not is_passing(_target(name, value)):
+            value = _read_only(name, value)
+        out += [name, value]
+    return out
+
+
+def _read_only(option: str, value: str) -> str:
+    if option == "--mount":
+        kept = [f for f in value.split(",") if f.partition("=")[0] not in _WRITABLE_FIELDS]
+        return ",".join([*kept, "ro=true"])
+    source, target, *rest = value.split(":")
+    flags = [flag for flag in ",".join(rest).split(",") if flag and flag not in ("rw", "ro")]
+    return f"{source}:{target}:{','.join([*flags, 'ro'])}"
+
+
+def working_directory(options: Sequence[str]) -> str:
+    """The working directory that options name; "" where they name none."""
+    given = [value for _, value in _values(_split_glued(options), _WORKDIR)]
+    return given[-1] if given else ""
+
+
+def user(options: Sequence[str]) -> str:
+    """The user that options name; "" where they name none."""
+    given = [value for _, value in _values(_split_glued(options), ("--user", "-u"))]
+    return given[-1] if given else ""
+
+
+def given_variables(options: Sequence[str]) -> dict[str, str]:
+    """The variables that --env and --env-file set, with their values, as podman reads them."""
+    out: dict[str, str] = {}
+    for _, path in _values(options, ("--env-file",)):
+        try:
+            with open(open_to_read(path), "rb") as file:
+                lines = file.read().decode(errors="surrogateescape").split("\n")
+        except OSError:
+            continue
+        pairs = (line.lstrip().removesuffix("\r") for line in lines)
+        out |= dict(_split(pair) for pair in pairs if "=" in pair and not pair.startswith("#"))
+    for _, pair in _values(_split_glued(options), ("--env", "-e")):
+        name, equals, value = pair.partition("=")
+        if equals:
+            out[name] = value
+        elif name in os.environ:
+            out[name] = os.environ[name]
+    return out
+
+
+def helper_options(options: Sequence[str]) -> list[str]:
+    """The options for a container that runs ahead of another one on the same root.
+
+    Without those that only one of the two can have: its name, its ports, its files of ids, the
+    terminal and standard input.
+    """
+    left, following = [], iter(_split_glued(options))
+    for word in following:
+        name, equals, _ = word.partition("=")
+        if name in _OF_ONE_CONTAINER:
+            if not equals:
+                next(following, None)
+        elif name not in (*_OF_THE_TERMINAL, *_FLAGS_OF_ONE_CONTAINER):
+            left.append(word)
+    return left
+
+
+def _split_glued(options: Sequence[str]) -> Iterator[str]:
+    """The options, with the value of `-vVALUE` and the like as a word of its own."""
+    for word in options:
+        if word[:2] in _SHORT and len(word) > 2:
+            yield from (word[:2], word[2:].removeprefix("="))
         else:
             yield word
 
@@ -197,6 +346,11 @@ def _values(options: Iterable[str], names: Collection[str]) -> Iterator[tuple[st
         name, equals, value = word.partition("=")
         if name in names:
             yield name, value if equals else next(following, "")
+
+
+def has(options: Sequence[str], name: str) -> bool:
+    """Whether an option of this name is among the options."""
+    return any(word.partition("=")[0] == name for word in options)
 
 
 def names_network(options: Sequence[str]) -> bool:
@@ -232,23 +386,79 @@ def environment_variables(command: Command) -> dict[str, str]:
 
 
 def container_words(
-    tree: str, config: ImageConfig, options: Sequence[str], words: Sequence[str]
+    tree: str,
+    config: ImageConfig,
+    options: Sequence[str],
+    words: Sequence[str],
+    *,
+    before: str = "",
+    root: str = "",
 ) -> list[str]:
     """The command line that runs an image's tree as `podman run` would run the image.
 
-    `options` are podman's own; `words`, if there are any, replace the image's command. Raises
-    UsageError where neither names a program.
+    `options` are podman's own; `words`, if there are any, replace the image's command. `before` is
+    a line of a shell that runs in the container first, `root` a directory that is its root ("": the
+    tree, below a layer that is thrown away). Raises UsageError where nothing names a program.
     """
     line = ["podman", "run", "--rm"]
     for pair in container_variables(config.env, options):
         line += ["--env", pair]
     line += _options_of_image(tree, config, options)
     # With --rootfs podman knows no entry point of the image that one of the options could replace.
-    has_entrypoint = any(word.partition("=")[0] == "--entrypoint" for word in options)
+    has_entrypoint = any(word.partition("=")[0] == _ENTRYPOINT for word in options)
     program = list(words) if has_entrypoint else [*config.entrypoint, *(words or config.cmd)]
-    if not program and not has_entrypoint:
-        raise UsageError("the image names no command to run; give one after --")
-    return [*line, *options, "--rootfs", f"{tree}:O", *program]
+    if before:
+        program = words_after(before, program_of(config.entrypoint, config.cmd, options, words))
+        options = without_entrypoint(options)
+    elif not program and not has_entrypoint:
+        raise UsageError(_NO_COMMAND)
+    return [*line, *options, "--rootfs", root or f"{tree}:O", *program]
+
+
+def program_of(
+    entrypoint: Sequence[str], cmd: Sequence[str], options: Sequence[str], words: Sequence[str]
+) -> list[str]:
+    """The program of a container with its arguments, as podman puts it together.
+
+    Raises UsageError where nothing names one.
+    """
+    given = [value for _, value in _values(options, (_ENTRYPOINT,))]
+    program = [*entrypoint, *(words or cmd)]
+    if given:  # the image's command is not an argument of another entry point
+        program = [*_parse_entrypoint(given[-1]), *words]
+    if not program:
+        raise UsageError(_NO_COMMAND)
+    return program
+
+
+def _parse_entrypoint(text: str) -> list[str]:
+    """The words of an --entrypoint: a JSON array, or one program (podman-run(1))."""
+    import json
+
+    try:
+        words = json.loads(text)
+    except ValueError:
+        words = None
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words
+    return [text] if text else []
+
+
+def without_entrypoint(options: Sequence[str]) -> list[str]:
+    """The options less every --entrypoint with its value."""
+    left, following = [], iter(options)
+    for word in following:
+        name, equals, _ = word.partition("=")
+        if name != _ENTRYPOINT:
+            left.append(word)
+        elif not equals:
+            next(following, None)
+    return left
+
+
+def words_after(before: str, program: Sequence[str]) -> list[str]:
+    """A command that runs a line of a shell and, if that succeeds, becomes the program."""
+    return ["/bin/sh", "-c", f'{before} && exec "$@"', "sh", *program]
 
 
 def _options_of_image(tree: str, config: ImageConfig, options: Sequence[str]) -> list[str]:
@@ -270,9 +480,15 @@ def _workdir(tree: str, directory: str, options: Sequence[str]) -> list[str]:
     if not directory:
         return []
     words = ["--workdir", directory]
-    if _is_missing(tree, directory) and not places_anything_at(directory, options):
+    if lacks_working_directory(tree, directory, options):
         words += ["--volume", directory]
     return words
+
+
+def lacks_working_directory(tree: str, directory: str, options: Sequence[str]) -> bool:
+    """Whether a container's working directory is to be created with it."""
+    is_named = bool(directory) and not places_anything_at(directory, options)
+    return is_named and _is_missing(tree, directory)
 
 
 def _is_missing(tree: str, path: str) -> bool:

@@ -7,18 +7,17 @@ needed once the image is mounted is imported meanwhile: see `import_the_rest`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.errors import BootseerError, NotSupportedError, UsageError, describe
 from bootseer.imageprefetch.mount import mount as mounting
 from bootseer.imageprefetch.mount import server_registry
-from bootseer.imageprefetch.mount.container_folders import TREE
 from bootseer.imageprefetch.mount.interrupts import exit_on_signals
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
@@ -32,9 +31,69 @@ if TYPE_CHECKING:
     from bootseer.storage.oci.config import ImageConfig
 
 _NOT_BEGUN = "not-begun"
+_PROCESS = "process"
+"""A file that podman makes once there is a process of the container."""
+_KILLED = "the server of the image was killed before the container began"
 _FAULT_OF_PODMAN = 125
 _NOT_STARTED = (_FAULT_OF_PODMAN, 126, 127)
 """Exit codes of podman when it, or the runtime below it, could not start the command."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a container gets besides its image.
+
+    `options` are podman's; `before` is a line of a shell that runs in it before its own command,
+    `root` a directory that is its root, in place of the image's tree ("": none).
+    """
+
+    options: Sequence[str] = ()
+    before: str = ""
+    root: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageAtHand:
+    """An image that is mounted for a container: its tree, digest and config.
+
+    `options` are podman's for the container, as far as they are known.
+    """
+
+    tree: str
+    digest: str
+    config: ImageConfig
+    options: Sequence[str]
+
+
+class InputFailedError(Exception):
+    """A command that the container needs before its own failed, or a signal ended the start."""
+
+    def __init__(self, exit_code: int, *, by_signal: bool = False) -> None:
+        super().__init__(exit_code)
+        self.exit_code, self.by_signal = exit_code, by_signal
+
+
+class Beside(Protocol):
+    """What is brought for a container while its image is mounted."""
+
+    def begin(self, folder: str) -> None:
+        """Begin, and return at once. `folder` is the container's on this node, "" for none."""
+
+    def finish(self, image: ImageAtHand | None) -> Inputs:
+        """Wait until all is there; called before the container starts.
+
+        `image` is None where podman pulls it. Raises InputFailedError where the container must not
+        start.
+        """
+
+    def mounts(self) -> Sequence[tuple[str, MountedImage]]:
+        """Images that were mounted for the container besides its own, by their directories."""
+
+    def leave_image(self) -> None:
+        """The container has ended: let go of the image's tree, which is unmounted next."""
+
+    def close(self) -> None:
+        """The container has ended, or never began: leave nothing in the folder."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +102,14 @@ class RunSettings:
 
     `options` are podman's. `words`, if there are any, replace the image's own command. The
     directory `mount.events_dir`, if one is named, is shown to the container for its events.
+
+    `beside` brings what else the container needs.
     """
 
     mount: MountSettings
     options: Sequence[str] = ()
     words: Sequence[str] = ()
+    beside: Beside | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,11 +122,14 @@ class RunPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Container:
-    """A command line, and the folder and image of its mount (none where podman pulls)."""
+    """A command line, the container's folder, and the images below it, by their directories.
+
+    There are none where podman pulls; the container's own is the first.
+    """
 
     words: Sequence[str]
     folder: str = ""
-    mounted: MountedImage | None = None
+    mounts: Sequence[tuple[str, MountedImage]] = ()
 
 
 def run(
@@ -81,6 +146,18 @@ def run(
     Raises UsageError for invalid names and options, and NotSupportedError where there is no
     podman. Call it in a process that has one thread.
     """
+    try:
+        return _run(settings, report, mount, complain)
+    except InputFailedError as failure:
+        return failure.exit_code
+
+
+def _run(
+    settings: RunSettings,
+    report: Callable[[RunPlan], None],
+    mount: Callable[[MountSettings], MountedImage],
+    complain: Callable[[str], None] | None,
+) -> int:
     parse_reference(settings.mount.ref)
     if not _is_installed("podman"):
         raise NotSupportedError(
@@ -91,32 +168,65 @@ def run(
         settings.options, instead=", or use `bootseer image mount` and podman's --rootfs"
     )
     options = [*_events_options(settings.mount.events_dir), *settings.options]
-    with contextlib.ExitStack() as stack:
+    # The image is unmounted first, then what was brought beside it; then the folder goes.
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as image_stack:
+        stack.enter_context(exit_on_signals())
+        place = _Place.make(settings, stack)
+        if settings.beside is not None:
+            stack.callback(settings.beside.close)
+            settings.beside.begin(place.folder)
         try:
-            container = _on_mounted_image(settings, options, stack, report, mount)
-            if complain is not None and container.mounted is not None:
+            container = _on_mounted_image(settings, place, options, image_stack, report, mount)
+            if complain is not None:
                 from bootseer.imageprefetch.run.server_log import follow_faults
 
-                state, ref = container.mounted.state, settings.mount.ref
-                stack.enter_context(follow_faults(state, ref, complain))
-        except UsageError:
+                for _, mounted in container.mounts:
+                    faults = follow_faults(mounted.state, settings.mount.ref, complain)
+                    image_stack.enter_context(faults)
+        except (UsageError, InputFailedError):
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
-            stack.close()
-            report(RunPlan(reason=describe(error)))
-            container = _Container(_words_to_pull(settings, options))
-        code = run_foreground(container.words, _when_terminated(container))
+            container = _leave_image(settings, options, image_stack, report, describe(error))
+        code = run_foreground(container.words, _noting_end_requests(container))
+        if _was_never_there(settings, container, code):
+            container = _leave_image(settings, options, image_stack, report, _KILLED)
+            code = run_foreground(container.words, _noting_end_requests(container))
         _explain_end(settings, container, code, complain)
         return code
 
 
-def _when_terminated(container: _Container) -> Callable[[], None]:
-    """The callback that notes for the image's server that the container is asked to end."""
-    mounted = container.mounted
-    if mounted is None or not mounted.state:
-        return lambda: None
-    tree = os.path.join(container.folder, TREE)
-    return functools.partial(server_registry.note_end_request, mounted.state, tree)
+def _leave_image(
+    settings: RunSettings,
+    options: Sequence[str],
+    stack: contextlib.ExitStack,
+    report: Callable[[RunPlan], None],
+    reason: str,
+) -> _Container:
+    """Unmount, and have podman pull the image instead."""
+    stack.close()
+    report(RunPlan(reason=reason))
+    inputs = _take_inputs(settings, None)
+    return _Container(_words_to_pull(settings, options, inputs))
+
+
+def _was_never_there(settings: RunSettings, container: _Container, code: int) -> bool:
+    """Whether a container could not be made because a server of its images was killed."""
+    if code not in _NOT_STARTED or not container.mounts:
+        return False
+    if os.path.exists(os.path.join(container.folder, _PROCESS)):
+        return False
+    return any(_lost_its_server(settings, at, mounted.digest) for at, mounted in container.mounts)
+
+
+def _noting_end_requests(container: _Container) -> Callable[[int], None]:
+    """The callback that notes for the images' servers that the container is asked to end."""
+
+    def note(number: int) -> None:
+        for directory, mounted in container.mounts:
+            if number == signal.SIGTERM and mounted.state:
+                server_registry.note_end_request(mounted.state, directory)
+
+    return note
 
 
 def _explain_end(
@@ -128,10 +238,13 @@ def _explain_end(
     last = settings.options[-1] if settings.options else "-"
     if code == _FAULT_OF_PODMAN and not last.startswith("-") and complain is not None:
         complain(f"if {last!r} is of the command to be run, put -- before that command")
-    mounted = container.mounted
-    if mounted is None:
+    if not container.mounts:
         return
-    if code and complain and _lost_its_server(settings, container.folder, mounted.digest):
+    if (
+        code
+        and complain
+        and any(_lost_its_server(settings, at, mounted.digest) for at, mounted in container.mounts)
+    ):
         complain(
             f"the server of {settings.mount.ref} was killed while the container ran, which "
             "could read no more of its image; look who killed it (the kernel's log names "
@@ -142,13 +255,13 @@ def _explain_end(
             pass
 
 
-def _lost_its_server(settings: RunSettings, folder: str, digest: str) -> bool:
-    """Whether the tree in a container's folder is not served any more."""
+def _lost_its_server(settings: RunSettings, directory: str, digest: str) -> bool:
+    """Whether an image of a container is not served any more."""
     try:
         servers = server_registry.list_records(
             os.path.abspath(settings.mount.runtime or default_runtime())
         )
-        shown = shown_at(all_mounts(), os.path.join(folder, TREE))
+        shown = shown_at(all_mounts(), directory)
     except OSError:  # the container's own end is what counts
         return False
     if shown is None:  # its server unmounted it at the end, or another process did
@@ -174,8 +287,34 @@ def _is_installed(program: str) -> bool:
     return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
 
 
+def _take_inputs(settings: RunSettings, image: ImageAtHand | None) -> Inputs:
+    return Inputs() if settings.beside is None else settings.beside.finish(image)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """A container's folder on this node with the directory of its tree, or why there is none."""
+
+    runtime: str
+    tree: str = ""
+    fault: BootseerError | None = None
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self.tree)
+
+    @classmethod
+    def make(cls, settings: RunSettings, stack: contextlib.ExitStack) -> _Place:
+        runtime = os.path.abspath(settings.mount.runtime or default_runtime())
+        try:
+            return cls(runtime, stack.enter_context(temporary_mounts.directory(runtime)))
+        except BootseerError as error:
+            return cls(runtime, fault=error)
+
+
 def _on_mounted_image(
     settings: RunSettings,
+    place: _Place,
     options: Sequence[str],
     stack: contextlib.ExitStack,
     report: Callable[[RunPlan], None],
@@ -183,11 +322,10 @@ def _on_mounted_image(
 ) -> _Container:
     """A container on the image, which stays mounted until `stack` is left."""
     podman.check_platform(options)
-    runtime = os.path.abspath(settings.mount.runtime or default_runtime())
-    stack.enter_context(exit_on_signals())
-    tree = stack.enter_context(temporary_mounts.directory(runtime))
-    stack.enter_context(temporary_mounts.unmounting(tree, runtime))
-    folder = os.path.dirname(tree)
+    if place.fault is not None:
+        raise place.fault
+    tree, folder = place.tree, place.folder
+    stack.enter_context(temporary_mounts.unmounting(tree, place.runtime))
     mount_settings = dataclasses.replace(
         settings.mount,
         directory=tree,
@@ -197,16 +335,36 @@ def _on_mounted_image(
     begun_s = settings.mount.look_begun_s or time.monotonic()
     mounted = mount(mount_settings)
     config = _config(settings.mount, mounted.digest, begun_s)
-    words = podman.container_words(tree, config, options, settings.words)
     report(RunPlan(mounted))
-    return _Container(words, folder, mounted)
+    if settings.beside is not None:
+        stack.callback(settings.beside.leave_image)
+    inputs = _take_inputs(settings, ImageAtHand(tree, mounted.digest, config, options))
+    own = [] if podman.has(options, "--pidfile") else ["--pidfile", os.path.join(folder, _PROCESS)]
+    words = podman.container_words(
+        tree,
+        config,
+        [*own, *inputs.options, *options],
+        settings.words,
+        before=inputs.before,
+        root=inputs.root,
+    )
+    beside = settings.beside.mounts() if settings.beside is not None else ()
+    return _Container(words, folder, [(tree, mounted), *beside])
 
 
-def _words_to_pull(settings: RunSettings, options: Sequence[str]) -> list[str]:
+def _words_to_pull(settings: RunSettings, options: Sequence[str], inputs: Inputs) -> list[str]:
     """The command line by which podman pulls and runs the image."""
     insecure = ["--tls-verify=false"] if _is_plain_http(settings.mount) else []
-    words = ["podman", "run", "--rm", *insecure, *options]
-    return [*words, settings.mount.ref, *settings.words]
+    options = [*inputs.options, *options]
+    words = ["podman", "run", "--rm", *insecure]
+    if not inputs.before:
+        return [*words, *options, settings.mount.ref, *settings.words]
+    from bootseer.imageprefetch.run import pulled_image
+
+    program = pulled_image.pull_program(settings.mount.ref, insecure, options, settings.words)
+    options = podman.without_entrypoint(options)
+    shell, *rest = podman.words_after(inputs.before, program)
+    return [*words, *options, "--entrypoint", shell, settings.mount.ref, *rest]
 
 
 def _is_plain_http(mount: MountSettings) -> bool:
@@ -236,19 +394,29 @@ def _events_options(events_dir: str) -> list[str]:
 
 
 def _config(mount: MountSettings, digest: str, begun_s: float) -> ImageConfig:
-    """How the image's programs are run; kept on this node. Raises what the registry raises.
+    """How the image's programs are run. Raises what the registry raises.
 
     It is the last part of what the registry is asked before the start, which began at `begun_s`.
     """
-    from bootseer.imageprefetch.image_cache import ImageCache
     from bootseer.storage.oci.config import check_platform_of, parse_config
+
+    raw = raw_config(mount, digest, begun_s)
+    check_platform_of(raw, mount.ref)
+    return parse_config(raw)
+
+
+def mounted_config(mount: MountSettings, digest: str) -> ImageConfig:
+    """The config of an image that is mounted for something else than `run`."""
+    return _config(mount, digest, time.monotonic())
+
+
+def raw_config(mount: MountSettings, digest: str, begun_s: float) -> bytes:
+    """An image's config, kept on this node. Raises what the registry raises."""
+    from bootseer.imageprefetch.image_cache import ImageCache
 
     cache = ImageCache(os.path.abspath(mount.cache or default_cache()))
     raw = cache.config(digest)
-    if raw is None:
-        raw = _fetch_config(mount, digest, cache, begun_s)
-    check_platform_of(raw, mount.ref)
-    return parse_config(raw)
+    return _fetch_config(mount, digest, cache, begun_s) if raw is None else raw
 
 
 def _fetch_config(mount: MountSettings, digest: str, cache: ImageCache, begun_s: float) -> bytes:

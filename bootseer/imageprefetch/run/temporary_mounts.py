@@ -16,6 +16,7 @@ from bootseer.imageprefetch.mount.container_folders import FOLDER, TREE, remove,
 from bootseer.system.file_lock import acquire_directory
 
 _UNMOUNT_S = 10.0
+_LOCK_S = 5.0  # a start does not wait for whoever sweeps here, and was stopped
 
 
 @contextlib.contextmanager
@@ -28,7 +29,7 @@ def directory(runtime: str) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            with acquire_directory(folder):
+            with acquire_directory(folder, limit_s=_LOCK_S):
                 sweep_locked(folder)
                 own_folder = os.path.join(folder, os.urandom(8).hex())
                 os.mkdir(own_folder, mode=0o700)

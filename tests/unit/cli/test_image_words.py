@@ -60,6 +60,7 @@ def test_run_reads_by_hand_what_click_reads(
         if read is not None:
             clicked = by_click("run", wanted, environ)
             assert clicked is not None
+            assert read[0].pop("config", "") == clicked[0].pop("config")
             assert settings_of(read[0]) == settings_of(clicked[0])
             assert read[1:] == clicked[1:]
     capsys.readouterr()

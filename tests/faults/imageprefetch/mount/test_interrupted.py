@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from bootseer.agent import fork_server
-from bootseer.agent.protocol import send_request
+from bootseer.agent.protocol import BEGUN, READY, confirm_begun, send_request
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.serve import daemon
 from bootseer.imageprefetch.mount import mount_task, server_registry
@@ -210,10 +211,13 @@ def test_so_is_one_that_was_just_made(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     settings = lab.mounts.settings(lab.image.ref)
     monkeypatch.setattr(fork_server, "_interrupt_on_hang_up", lambda _: None)  # it goes only then
     client, link = socket.socketpair()
-    with client, link:
-        request_mount(client, settings, writable)
-        with pytest.raises(StoreUnavailableError, match="looking failed"):
-            daemon.run_in_child(lambda: answer_request(link))
+    with (
+        client,
+        link,
+        requesting_mount(client, settings, writable),
+        pytest.raises(StoreUnavailableError, match="looking failed"),
+    ):
+        daemon.run_in_child(lambda: answer_request(link))
     os.close(writable)
     assert lab.mounts.gone()
 
@@ -225,21 +229,37 @@ def test_one_that_was_heard_of_stays(lab: Lab) -> None:
     class Link(socket.socket):
         def sendall(self, data: bytes) -> None:  # type: ignore[override]
             super().sendall(data)
-            client.close()
+            if data[0] not in (READY, BEGUN):
+                client.close()
 
-    with Link(fileno=theirs.detach()) as link, open(os.devnull, "wb") as null:
-        request_mount(client, settings, null.fileno())
-        with pytest.raises(StoreUnavailableError, match="looking failed"):
-            daemon.run_in_child(lambda: answer_request(link))
-        client.close()
+    with (
+        Link(fileno=theirs.detach()) as link,
+        open(os.devnull, "wb") as null,
+        requesting_mount(client, settings, null.fileno()),
+        pytest.raises(StoreUnavailableError, match="looking failed"),
+    ):
+        daemon.run_in_child(lambda: answer_request(link))
+    client.close()
     umount(settings.directory, runtime_dir=settings.runtime)  # it is there
     assert lab.mounts.gone()
 
 
-def request_mount(client: socket.socket, settings: MountSettings, output: int) -> None:
-    words = [*mount_task.NAME.split(), encode_settings(settings)]
-    with open(os.devnull, "rb") as null:
-        send_request(client, words, os.environ, (null.fileno(), output, 2))
+@contextlib.contextmanager
+def requesting_mount(client: socket.socket, settings: MountSettings, output: int) -> Iterator[None]:
+    """Ask for a mount, and have it begin once it can."""
+
+    def ask() -> None:
+        words = [*mount_task.NAME.split(), encode_settings(settings)]
+        with open(os.devnull, "rb") as null:
+            send_request(client, words, os.environ, (null.fileno(), output, 2))
+        begun.append(confirm_begun(client))
+
+    begun: list[bool] = []
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield
+    thread.join()
+    assert begun == [True]
 
 
 def answer_request(link: socket.socket) -> None:

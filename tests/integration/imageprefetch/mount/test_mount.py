@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from typing import Any
 import pytest
 
 from bootseer.blocks.cache.present_index import ABSENT, ENTRY_BYTES, HEADER
+from bootseer.blocks.link_turns import DEMAND, LinkTurns
+from bootseer.blocks.link_turns import HOT as HOT_SET
 from bootseer.errors import BusyError, NotFoundError, NotSupportedError, UsageError
 from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.record.trace_store import TraceStore
+from bootseer.storage.oci import media_types
 from bootseer.system import processes
+from tests.support.labs.registry_proxy import Gate, Halves
 from tests.support.mounts.images import (
     Mounts,
     Published,
@@ -72,6 +77,44 @@ def test_a_replayed_hot_set_is_read_without_the_registry(
     wait_for_replay(mounts, mounted.directory)
     registry.stop()
     assert all((Path(mounted.directory) / path).read_bytes() == FILES[path] for path in HOT)
+
+
+def test_a_node_is_told_of_a_replay_and_of_cold_reads(
+    mounts: Mounts, registry: Any, tmp_path: Path
+) -> None:
+    """Other processes of the node, which may be about to fetch a checkpoint, look for this.
+
+    A FAKE stands between, so that answers stop in the middle while it is looked at.
+    """
+    ref = registry.reference("mounts/turns", "1")
+    image = publish(ref, FILES, tmp_path / "image", hot={"": HOT})
+    pack_bytes = registry.blob_path(image.packs[""]).stat().st_size
+    cold = sorted(FILES)[-1]
+    read: list[bytes] = []
+    with Gate(registry.host) as gate, LinkTurns.of(str(mounts.runtime)) as turns:
+        hot = Halves(gate, image.packs[""], least_bytes=pack_bytes // 2)
+        gate.rules = [hot.rule]
+        mounted = mounts.mount(ref.replace(registry.host, gate.authority))
+        assert hot.is_halfway()
+        until(lambda: turns.is_taken_by(HOT_SET), "the replay is announced")
+        gate.rules = []
+        hot.cut()
+        until(lambda: not turns.is_taken(), "the replay has ended")
+        demand = Halves(gate, image.blobs[media_types.DATA])
+        gate.rules = [demand.rule]
+        reader = threading.Thread(
+            target=lambda: read.append((Path(mounted.directory) / cold).read_bytes())
+        )
+        reader.start()
+        try:
+            assert demand.is_halfway()
+            until(lambda: turns.is_taken_by(DEMAND), "the read is announced")
+        finally:
+            gate.rules = []
+            demand.cut()
+            reader.join(60)
+        assert read == [FILES[cold]]
+        until(lambda: not turns.is_taken(), "nobody waits any more")
 
 
 def wait_for_replay(mounts: Mounts, directory: str) -> None:

@@ -439,7 +439,7 @@ def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(
     directory.mkdir()
     code = f"""
 import sys
-from bootseer.cli.image import agent
+from bootseer.cli import agent
 for name in agent.MODULES:
     __import__(name)
 before = set(sys.modules)
@@ -472,7 +472,7 @@ sys.exit(image_direct.run_without_click(sys.argv[1:], with_helper=False))
 
 
 @pytest.mark.parametrize(
-    "module", ["bootseer.cli.image.agent", "bootseer.imageprefetch.snapshotter.mount_helper"]
+    "module", ["bootseer.cli.agent", "bootseer.imageprefetch.snapshotter.mount_helper"]
 )
 def test_a_fork_server_has_imported_what_reads_a_token_file(module: str, tmp_path: Path) -> None:
     token = tmp_path / "token"

@@ -249,6 +249,37 @@ class TestContainers:
         assert mounts.gone()
         assert not list(lab.runtime.rglob("agent*"))
 
+    def test_an_agent_that_is_to_be_kept_serves_the_next_start_and_ends_by_itself(
+        self, lab: Lab, ref: str, mounts: Mounts
+    ) -> None:
+        mark = f"BEGUN_BY={lab.folder}"
+        lab.environment["BEGUN_BY"] = str(lab.folder)
+        socket = lab.runtime / "images/agent.sock"
+        lab.environment["BOOTSEER_AGENT_KEEP"] = "5"
+        lab.run(ref)
+        until(socket.exists, "the agent that was left behind")
+        del lab.environment["BOOTSEER_AGENT_KEEP"]
+        script = [
+            "--interactive",
+            "--entrypoint",
+            "sh",
+            "--",
+            "-c",
+            "echo ready; read go; cat name",
+        ]
+        with lab.start("--no-fill", ref, *script, stdin=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            server = mounts.server().supervisor
+            command = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
+            assert {b"agent", b"--idle-exit"} <= set(command)
+            until(lambda: not socket.exists(), "the end of the idle agent")
+            assert mounts.server().supervisor == server
+            assert child.communicate("go\n", timeout=60)[0] == "lazy"
+        assert child.returncode == 0
+        until(lambda: not begun_with(mark), "the end of all that the commands began")
+        assert mounts.gone()
+
     def test_variables_are_merged_as_podman_merges_an_images_own(
         self, lab: Lab, ref: str, mounts: Mounts
     ) -> None:
@@ -1140,5 +1171,6 @@ def test_podman_pulls_by_the_protocol_that_we_use(
 ) -> None:
     monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "named.example:5000")
     mount = MountSettings(ref=ref, directory="", plain_http=plain_http)
-    words = run_image._words_to_pull(run_image.RunSettings(mount=mount, words=("true",)), ())
+    settings = run_image.RunSettings(mount=mount, words=("true",))
+    words = run_image._words_to_pull(settings, (), run_image.Inputs())
     assert ("--tls-verify=false" in words) == wanted
