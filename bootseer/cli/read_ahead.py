@@ -102,13 +102,15 @@ _IMAGE_MOUNT = """
     site-packages/xxhash/_xxhash.so site-packages/xxhash/version site-packages/xxhash/__init__
     bootseer/blocks/cache/__init__ bootseer/blocks/source bootseer/blocks/cache/present_index
     bootseer/blocks/table bootseer/blocks/zstd_frames bootseer/blockimage/pack_format
-    bootseer/blocks/settings bootseer/blockimage/serve/byte_source bootseer/fuse/__init__
+    bootseer/blocks/settings bootseer/blocks/link_turns bootseer/blockimage/serve/byte_source
+    bootseer/fuse/__init__
     bootseer/fuse/operations bootseer/fuse/serve/__init__ bootseer/fuse/protocol/__init__
     bootseer/fuse/protocol/requests bootseer/fuse/protocol/replies
     bootseer/fuse/serve/requesters bootseer/reporting bootseer/fuse/serve/pending_replies
     bootseer/blockimage/serve/data_file bootseer/blockimage/serve/opened_image
     bootseer/system/paths bootseer/system/processes bootseer/system/readiness
-    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/mount_point
+    bootseer/fuse/serve/daemon bootseer/fuse/mount/__init__ bootseer/fuse/mount/agent_mount
+    bootseer/fuse/mount/mount_point
     bootseer/system/file_lock bootseer/imageprefetch/mount/container_folders
     bootseer/imageprefetch/mount/server_registry bootseer/imageprefetch/mount/mount_events
     bootseer/imageprefetch/mount/readahead_notices bootseer/imageprefetch/record/__init__

@@ -18,6 +18,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "event": ("event", "Write one event from a script."),
     "sh": ("sh", "Print the path of the shell library, to be sourced."),
     "start": ("start", "Start a job through all parts of bootseer."),
+    "warm": ("warm", "Make a node ready for a job, without starting it."),
+    "agent": ("agent", "Stand ready on a node, so that mounts begin at once."),
     "deps": ("deps.group", "Snapshot and restore installed dependencies."),
     "snapshotter": ("snapshotter", "Serve containerd with images that are not pulled first."),
     "inject": ("kubernetes.inject", "Put bootseer into the pods of a Kubernetes manifest."),

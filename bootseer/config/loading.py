@@ -95,7 +95,13 @@ def _list_section_settings(section: str, record: Section) -> Iterable[Setting]:
 
 
 _SHAPES: Mapping[object, Shape] = types.MappingProxyType(
-    {bool: "truth value", int: "whole number", float: "number", tuple[str, ...]: "list of texts"}
+    {
+        bool: "truth value",
+        bool | None: "truth value",
+        int: "whole number",
+        float: "number",
+        tuple[str, ...]: "list of texts",
+    }
 )
 
 

@@ -133,11 +133,23 @@ class CheckpointSettings:
     form: Literal["auto", "mount", "copy"] = _setting(
         "auto", "Mounted and read on demand, or copied first; `auto`: mounted where that works."
     )
-    buffered: bool = _setting(
-        False, "Whether the mount keeps what was read in the page cache, for jobs that read twice."
+    allow_other: bool = _setting(False, "Whether other users of this machine may read the mount.")
+    buffered: bool | None = _setting(
+        None,
+        "Whether the mount's reads of files of 4 MiB and more go through the page cache, as jobs "
+        "that read twice want it. Unset: where something is fetched ahead (`prefetch`), because "
+        "it comes fastest then.",
     )
     cache: str = _setting(
         "", "Directory of this node in which fetched bytes are kept for its next start."
+    )
+    prefetch: str = _setting(
+        ".",
+        "What a mount fetches while the job still imports: `.` for all of `url` if that is one "
+        "checkpoint, a name below it, a pattern (`step-*`: the newest whole checkpoint of these "
+        "names), `@FILE` for what a pointer file names (`@FILE:iter_{:07}`: put into that form), "
+        "`!COMMAND` for what a line of a shell on this node prints. "
+        "Empty: nothing. A guess that turns out wrong is dropped.",
     )
     memory_mib: int = _setting(
         512, "Memory in MiB that the mount, or the copy, may use for itself.", minimum=64
@@ -155,9 +167,9 @@ class CheckpointSettings:
     deadline_s: float = _setting(
         600.0,
         "Seconds that our own work may take before the job starts (for a mount: until it "
-        "answers), then the part is ended and falls back. With `load`, a store that does not say "
-        "within 4 s what the checkpoint is falls back then; one that hangs later is waited for "
-        "until this deadline (by a mount for 180 s at most).",
+        "answers), then the part is ended and falls back. With `load`, a store that is silent "
+        "costs no more than 5 s, or a tenth of what `load` took last time: four fifths of that "
+        "for saying what the checkpoint is, all of it in the middle of a copy.",
         minimum=0.1,
     )
 

@@ -14,12 +14,15 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The description of one setting; `minimum` is None where there is no least value."""
+    """The description of one setting; `minimum` is None where there is no least value.
+
+    A `default` of None is a value that can only be had by leaving the setting out.
+    """
 
     section: str
     name: str
     shape: Shape
-    default: Value
+    default: Value | None
     choices: tuple[str, ...]
     minimum: float | None
     env: str

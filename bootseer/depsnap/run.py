@@ -82,6 +82,20 @@ def repair(settings: DepsSettings, command: Sequence[str]) -> None:
         _recover(root)
 
 
+def is_in_place(settings: DepsSettings, command: Sequence[str]) -> bool:
+    """Whether a run would find its result in place, on this node as it is.
+
+    Raises UsageError for a command that installs nothing to be kept, DeadlineError where its
+    interpreter does not answer, NotFoundError for a missing key file.
+    """
+    command = _sync_within(settings, command) or command
+    target = run_plan.find_target(settings, command)
+    if not target.roots:
+        return True
+    with contextlib.closing(run_plan.new_resolution(settings, target)) as resolution:
+        return run_plan.prepare(settings, command, target, resolution).in_place
+
+
 def _sync_within(settings: DepsSettings, command: Sequence[str]) -> list[str] | None:
     """The `uv sync` that a `uv run` begins with."""
     if not command or os.path.basename(command[0]) != "uv":

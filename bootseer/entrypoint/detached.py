@@ -9,7 +9,7 @@ by events.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from bootseer import events
@@ -20,23 +20,33 @@ NAME = b"bootseer-beside"
 
 
 def start_detached(
-    part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str]
+    part: str,
+    module: str,
+    request: Mapping[str, object],
+    environ: Mapping[str, str],
+    keep: Sequence[int] = (),
 ) -> None:
     """Call `module.run(request, event writer, our process id)` in a new process; returns at once.
 
-    Raises OSError if no process can be made. Must be called in a process that has one thread.
+    The process has the descriptors `keep`, with the locks on them, until it closes them. Raises
+    OSError if no process can be made. Must be called in a process that has one thread.
     """
     job = os.getpid()  # kept by `start` when it becomes the job
     intermediate = fork()
     if intermediate == 0:
-        _run_intermediate(part, module, request, environ, job)
+        _run_intermediate(part, module, request, environ, job, keep)
     status = os.waitpid(intermediate, 0)[1]
     if status:
         raise OSError(status, "no process could be made for it")
 
 
 def _run_intermediate(
-    part: str, module: str, request: Mapping[str, object], environ: Mapping[str, str], job: int
+    part: str,
+    module: str,
+    request: Mapping[str, object],
+    environ: Mapping[str, str],
+    job: int,
+    keep: Sequence[int],
 ) -> NoReturn:
     """Fork the part's process and end, so that it has no parent of ours.
 
@@ -46,21 +56,21 @@ def _run_intermediate(
     try:
         os.setsid()
         if fork() == 0:
-            _detach()
+            _detach(keep)
             _run_module(part, module, request, environ, job)
         code = 0
     finally:
         os._exit(code)
 
 
-def _detach() -> None:
+def _detach(keep: Sequence[int]) -> None:
     import signal  # here and below: only after the fork, as `start` would wait for it
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     silence_streams()
-    close_descriptors(0, 1, 2)
+    close_descriptors(0, 1, 2, *keep)
     name_thread(NAME)
 
 

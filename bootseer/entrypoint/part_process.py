@@ -1,20 +1,25 @@
 """The process of one part: reads its request from a socket and reports back over it.
 
-Started by `start` with the socket as descriptor 3: one JSON request, then end of file; back come
-JSON lines (`began`, `ended`, and last `result` or `fault`). A process that ends without the last
-message is a fault of ours, whatever its exit code: the exit code of an install command cannot be
-mistaken for a crash of ours.
+Started by `start` with the socket as descriptor 3, or forked by a process that has imported much of
+what it needs (`fork_part`): one JSON request, then end of file; back come JSON lines (`began`,
+`ended`, and last `result` or `fault`). A process that ends without the last message is a fault of
+ours, whatever its exit code: the exit code of an install command cannot be mistaken for a crash of
+ours.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import socket
+from collections.abc import Mapping
+from typing import NoReturn
 
 from bootseer import events
-from bootseer.entrypoint.parts import all_parts
+from bootseer.entrypoint import process_groups
+from bootseer.entrypoint.process_groups import ProcessGroup
 from bootseer.errors import describe
 from bootseer.system.child_processes import end_with_parent
 from bootseer.system.processes import fill_streams
@@ -52,14 +57,43 @@ def main() -> int:
     fill_streams()
     link = socket.socket(fileno=SOCKET_FD)
     link.set_inheritable(False)  # an install command must not hold it open
+    return _serve(link)
+
+
+def fork_part(message: Mapping[str, object], environ: Mapping[str, str]) -> ProcessGroup:
+    """As `process_groups.spawn_part`, but forked, in a process that has one thread.
+
+    For a part that starts no command: the marker does not tell what it starts.
+    """
+    given = dict(environ)  # perhaps `os.environ` itself
+
+    def run(link: socket.socket) -> None:
+        gc.enable()  # a server that it leaves behind may live for weeks
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _end)  # so that who waits for a server ends it
+        os.environ.clear()
+        os.environ.update(given)
+        _serve(link)
+
+    return process_groups.start_part(message, lambda link: process_groups.fork_group(link, run))
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _serve(link: socket.socket) -> int:
     reporter = _Reporter(link)
     data = b""
     while chunk := link.recv(65536):
         data += chunk
-    message = json.loads(data)
-    _end_with_parent(message["parent"])
-    part = all_parts.get_part(message["part"])
     try:
+        message = json.loads(data)
+        _end_with_parent(message["parent"])
+        from bootseer.entrypoint.parts import all_parts  # imports what no forking process needs
+
+        part = all_parts.get_part(message["part"])
         if message["action"] == "repair":
             part.repair(message["request"])
             reporter.result(0)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.entrypoint.job_process import IGNORED_BY_PYTHON
-from bootseer.system.child_processes import command_for
-from bootseer.system.processes import read_proc
+from bootseer.errors import describe
+from bootseer.system.child_processes import command_for, fork, silence_descriptors
+from bootseer.system.processes import children_of, read_proc
 
 MARKER = "BOOTSEER_PART_ID"
 """Variable that marks the processes of one part, even those that left its process group."""
@@ -25,7 +27,8 @@ _SOCKET_FD = 3  # as in `part_process.SOCKET_FD`
 class ProcessGroup:
     """One running process group; a context manager that leaves nothing running.
 
-    `link` is our end of the socket to a part's process, None for a plain command.
+    `marker` marks the processes of a spawned group; a forked one has none, and its strays are found
+    as descendants. `link` is our end of the socket to a part's process, None for a plain command.
     """
 
     def __init__(self, pid: int, marker: str, link: socket.socket | None) -> None:
@@ -62,9 +65,13 @@ class ProcessGroup:
     def kill(self) -> None:
         """Kill all processes of the part at once, including those that left the group."""
         for _ in range(5):  # a process may fork between the search and the kill
+            strays: list[int] = []
             if self.wait_status is None:
+                if not self.marker:  # afterwards they have another parent
+                    strays += _find_descendants(self.pid)
                 self.signal(signal.SIGKILL)
-            strays = list(_find_marked(self.marker))
+            if self.marker:
+                strays += _find_marked(self.marker)
             for pid in strays:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -106,11 +113,22 @@ class ProcessGroup:
 
 def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> ProcessGroup:
     """Start a part's own process and send it its request; raises OSError when that fails."""
+    command = command_for("bootseer.entrypoint.part_process")
+    return start_part(message, lambda link: _spawn(command, environ, link.fileno()))
+
+
+def start_part(
+    message: Mapping[str, object], begin: Callable[[socket.socket], ProcessGroup]
+) -> ProcessGroup:
+    """Have `begin` start a process that has one end of a socket, and send it a request there.
+
+    Raises OSError when that fails.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            command = command_for("bootseer.entrypoint.part_process")
-            group = _spawn(command, environ, theirs.fileno(), ours)
+            group = begin(theirs)
+        group.link = ours
         ours.sendall(json.dumps({**message, "parent": os.getpid()}).encode())
         ours.shutdown(socket.SHUT_WR)
         ours.setblocking(False)
@@ -124,15 +142,34 @@ def spawn_part(message: Mapping[str, object], environ: Mapping[str, str]) -> Pro
 
 def spawn_plain(command: Sequence[str], environ: Mapping[str, str]) -> ProcessGroup:
     """Start a plain command, found in PATH; raises OSError when it cannot be started."""
-    return _spawn(command, environ, None, None)
+    return _spawn(command, environ, None)
 
 
-def _spawn(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    link_fd: int | None,
-    link: socket.socket | None,
-) -> ProcessGroup:
+def fork_group(link: socket.socket, run: Callable[[socket.socket], None]) -> ProcessGroup:
+    """Fork a process group that has `link`, its standard output and error, and nothing else open.
+
+    `run` is called in it, and must neither return through frames of this process nor need what
+    this process has. Raises OSError.
+    """
+    pid = fork()
+    if pid == 0:
+        exit_code = 1
+        try:
+            os.setpgid(0, 0)
+            silence_descriptors({1, 2, link.fileno()})
+            run(link)
+            exit_code = 0
+        except Exception as error:  # the border: nothing else of this process would say why
+            with contextlib.suppress(OSError):
+                os.write(2, f"bootseer: {describe(error)}\n".encode())
+        finally:
+            os._exit(exit_code)
+    with contextlib.suppress(OSError):  # it did so itself already, or has ended
+        os.setpgid(pid, pid)
+    return ProcessGroup(pid, "", None)
+
+
+def _spawn(command: Sequence[str], environ: Mapping[str, str], link_fd: int | None) -> ProcessGroup:
     marker = os.urandom(8).hex()
     # Standard input belongs to the job: nothing before it may read from it.
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -148,7 +185,7 @@ def _spawn(
         setpgroup=0,
         setsigdef=IGNORED_BY_PYTHON,
     )
-    return ProcessGroup(pid, marker, link)
+    return ProcessGroup(pid, marker, None)
 
 
 def end_groups(groups: Iterable[ProcessGroup], grace_s: float = GRACE_S) -> None:
@@ -175,6 +212,13 @@ def reap_orphans() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _find_descendants(pid: int) -> list[int]:
+    found = children_of(pid)
+    for process in found:  # grows while it is gone through
+        found += children_of(process)
+    return found
 
 
 def _find_marked(marker: str) -> Iterable[int]:

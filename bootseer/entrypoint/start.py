@@ -16,6 +16,8 @@ from typing import Self
 
 from bootseer import events
 from bootseer.config.loading import Loaded
+from bootseer.config.paths import default_runtime
+from bootseer.config.sections import Config
 from bootseer.entrypoint import (
     detached,
     exec_program,
@@ -52,7 +54,7 @@ def _start(loaded: Loaded, job: Sequence[str], environ: MutableMapping[str, str]
     if start_plan.problems:
         _warn(format_warning(start_plan.problems))
     try:
-        exit_code = _run_parts(start_plan, loaded.config.job.events, environ)
+        exit_code = _run_parts(start_plan, loaded.config, environ)
     except Exception as error:  # a border: the dependencies are still to be installed
         _warn(describe(error))
         exit_code = _run_all_plain(start_plan, environ)
@@ -64,11 +66,15 @@ def _warn(text: str) -> None:
 
 
 def _run_parts(
-    start_plan: StartPlan, events_target: str, environ: MutableMapping[str, str]
+    start_plan: StartPlan, config: Config, environ: MutableMapping[str, str]
 ) -> int | None:
     environ.update(start_plan.environment)
+    if os.path.isdir(os.path.join(default_runtime(environ), "standby")):
+        from bootseer.entrypoint import standby  # on nodes that `bootseer warm` made ready
+
+        standby.claim(default_runtime(environ), "", config, environ)
     default = events.default_directory(environ)
-    with events.open_writer(events_target or None, environ, default) as writer:
+    with events.open_writer(config.job.events or None, environ, default) as writer:
         start_unconfigured.announce_start(writer, start_plan.job, environ)
         for problem in start_plan.problems:
             writer.point("config", "fallback", {"bootseer.reason": problem.message})

@@ -47,7 +47,7 @@ class DepsPart:
         from bootseer.depsnap import run
 
         deps = decode_section(DepsSettings, request)
-        settings = self._build_settings(deps)
+        settings = self.build_settings(deps)
         outcome = run.execute(settings, deps.install, writer, progress)
         if outcome.result == ENDED_BY_SIGNAL:
             raise BusyError("the part was told to end by a signal")
@@ -61,9 +61,10 @@ class DepsPart:
         from bootseer.depsnap import run
 
         deps = decode_section(DepsSettings, request)
-        run.repair(self._build_settings(deps), deps.install)
+        run.repair(self.build_settings(deps), deps.install)
 
-    def _build_settings(self, deps: DepsSettings) -> settings.DepsSettings:
+    def build_settings(self, deps: DepsSettings) -> settings.DepsSettings:
+        """The settings of `depsnap.run` for the section of a job's settings."""
         from bootseer.depsnap import settings
 
         return settings.DepsSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from bootseer import events
@@ -17,15 +17,21 @@ LEAVE_S = 5.0
 """Seconds that a part's process may take to end after its last message."""
 
 Stage = Literal["part", "repair", "plain"]
+Spawn = Callable[[Mapping[str, object], Mapping[str, str]], process_groups.ProcessGroup]
+"""Starts the process of a part: `spawn_part` of `process_groups`, or what does as it does."""
 
 
 class Task:
     """Moves one part through its stages; `advance` blocks no longer than killing takes."""
 
     def __init__(
-        self, plan: PartPlan, writer: events.NullWriter, environ: Mapping[str, str]
+        self,
+        plan: PartPlan,
+        writer: events.NullWriter,
+        environ: Mapping[str, str],
+        spawn: Spawn = process_groups.spawn_part,
     ) -> None:
-        self.plan = plan
+        self.plan, self._spawn = plan, spawn
         self.group: process_groups.ProcessGroup | None = None
         self.deadline: float | None = None
         self._writer = writer
@@ -39,6 +45,7 @@ class Task:
         self._fault = ""
         self._command_exit: int | None = None
         self._spawn_error: Outcome | None = None
+        self._plain_begun_s = 0.0
         if plan.request is None:
             self._begin_plain()
         else:
@@ -101,13 +108,14 @@ class Task:
         longest_s = self.plan.deadline_s if action == "run" else REPAIR_DEADLINE_S
         self._allowed_s = min(self.plan.deadline_s, longest_s)
         try:
-            self.group = process_groups.spawn_part(message, self._environ)
+            self.group = self._spawn(message, self._environ)
             self.deadline = time.monotonic() + self._allowed_s
         except OSError as error:
             self._record_spawn_error(f"bootseer's own process cannot be started: {error}")
 
     def _begin_plain(self) -> None:
         self._stage = "plain"
+        self._plain_begun_s = time.monotonic()
         self.deadline = None
         self._result, self._command_exit = None, None
         attributes = {
@@ -155,6 +163,10 @@ class Task:
 
     def _finish_plain(self, outcome: Outcome) -> Decision:
         decision = fallback.decide_after_plain(outcome)
+        if decision.step != "stop" and self.plan.plain:
+            from bootseer.entrypoint import plain_times  # a start that goes well never pays for it
+
+            plain_times.note_duration(self.plan.plain, time.monotonic() - self._plain_begun_s)
         attributes: dict[str, object] = {"process.exit.code": outcome.result}
         status = "error" if decision.step == "stop" else "ok"
         if self._reason:

@@ -84,6 +84,8 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
     to = "/c"
     load = "hadoop fs -get x /c"
     form = "copy"
+    allow_other = true
+    prefetch = "step-*"
     buffered = true
     cache = "/k"
     memory_mib = 128
@@ -141,8 +143,10 @@ def test_every_setting_can_be_given_in_a_file(tmp_path: Path) -> None:
             to="/c",
             load=("hadoop", "fs", "-get", "x", "/c"),
             form="copy",
+            allow_other=True,
             buffered=True,
             cache="/k",
+            prefetch="step-*",
             memory_mib=128,
             user="u",
             auth="token",
