@@ -1,0 +1,1 @@
+"""`bootseer warm`: a node made ready for a job before the job starts."""
