@@ -16,8 +16,9 @@ removed; gates removed before the pod was first read are known by Kueue's label 
 the wait in kubelet's queue where it is reported separately, and `image.pull.retry` from the first
 failed pull to the next successful one), `container.init`, `container.start` (image present →
 process started), points `container.exit` (failed containers), `container.restart` and `pod.end`
-(evicted, preempted, or the node lost). What cannot be observed is not written;
-`Pod.not_observed` lists it.
+(evicted, preempted, or the node lost). A pod whose containers were restarted has its last attempt
+as well, with `container.backoff` (kubelet's wait) and `container.start` (see `pod_attempts`). What
+cannot be observed is not written; `Pod.not_observed` lists it.
 
 A job's own processes compute the same trace when their BOOTSEER_JOB_UID is the uid used here: the
 pod's own BOOTSEER_JOB_UID variable if its manifest sets one (by value, or by the downward API from
@@ -42,6 +43,7 @@ from typing import Any
 
 from bootseer.errors import CorruptDataError
 from bootseer.profiler.collect.log_rules import lines as log_lines
+from bootseer.profiler.collect.pod_attempts import Restart, find_last_attempt
 
 OBSERVABLE = ("queue", "schedule", "image.pull", "container.start")
 """Phases that every pod's start has; those without a record are named in `not_observed`."""
@@ -241,7 +243,9 @@ def _build_pods(items: list[Item], job_uid: str | None) -> Iterator[Pod]:
             uid = item["metadata"]["uid"]
             events = sorted(events_by_uid.get(uid, []), key=lambda event: event.first_ns)
             was_gated = uid in gated_uids
-            yield _build_pod(item, events, created_ns_by_name, jobs, job_uid, was_gated=was_gated)
+            pod = _build_pod(item, events, created_ns_by_name, jobs, job_uid, was_gated=was_gated)
+            yield pod
+            yield from _build_last_attempt(item, pod)
 
 
 def _is_gated(item: Item) -> bool:
@@ -362,6 +366,37 @@ def _build_pod(
         spans=sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)),
         not_observed=[name for name in OBSERVABLE if name not in observed],
     )
+
+
+def _build_last_attempt(item: Item, first: Pod) -> Iterator[Pod]:
+    """Yield the last attempt of a pod whose containers were restarted."""
+    attempt = find_last_attempt(item, _parse_time_ns)
+    if not attempt.number or not attempt.restarts:
+        return
+    spans = [span for restart in attempt.restarts for span in _build_restart_spans(restart)]
+    resource = {**first.resource, "bootseer.start.kind": "restart"}
+    yield dataclasses.replace(
+        first,
+        attempt=first.attempt + attempt.number,
+        resource={**resource, "bootseer.attempt": first.attempt + attempt.number},
+        spans=sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)),
+        not_observed=[],
+    )
+
+
+def _build_restart_spans(restart: Restart) -> Iterator[Span]:
+    """Yield kubelet's wait before it restarts a container, and the moment when it did."""
+    attributes = {
+        "bootseer.source": "k8s",
+        "k8s.container.name": restart.container,
+        "container.image.name": restart.image,
+        "bootseer.uncertainty_s": 1,
+    }
+    begin_ns, end_ns = restart.ended_ns, restart.started_ns
+    if begin_ns is not None and begin_ns < end_ns:
+        wait = {**attributes, "bootseer.wait": True}
+        yield Span("container.backoff", begin_ns, end_ns, "ok", wait)
+    yield Span("container.start", end_ns, end_ns, "ok", attributes, point=True)
 
 
 def _get_owner(metadata: Item) -> Item:

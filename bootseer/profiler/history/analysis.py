@@ -189,7 +189,7 @@ def _build_job_rows(
         row = JobRow(
             job=job,
             starts=len(records),
-            first=kind_counts["first"],
+            first=kind_counts["first"] + kind_counts["standby"],
             restart=kind_counts["restart"],
             restart_in_place=kind_counts["restart_in_place"],
             gpu_count=_get_gpu_count(records),

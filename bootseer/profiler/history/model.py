@@ -12,8 +12,8 @@ from typing import Any, Literal
 FORMAT_VERSION = 1
 REPORT_VERSION = 1
 
-Kind = Literal["first", "restart", "restart_in_place"]
-KINDS: tuple[Kind, ...] = ("first", "restart", "restart_in_place")
+Kind = Literal["first", "restart", "restart_in_place", "standby"]
+KINDS: tuple[Kind, ...] = ("first", "restart", "restart_in_place", "standby")
 
 # Upper bounds (inclusive) of the classes of GPU counts, and their names.
 GPU_CLASSES: tuple[tuple[float, str], ...] = (
@@ -119,7 +119,7 @@ class KindRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job over all its starts."""
+    """One job over all its starts; `first` counts those from stand-by as well."""
 
     job: str
     starts: int

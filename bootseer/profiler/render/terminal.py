@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bootseer.profiler.render import summary_sentences
+from bootseer.profiler.render import overlap_picture, summary_sentences
 from bootseer.profiler.render import wording as words
 from bootseer.profiler.report.before_after import Comparison, Side
 from bootseer.profiler.report.model import (
@@ -34,6 +34,7 @@ def render(report: Report, console: Console) -> None:
     _print_verdict(report, page)
     _print_comparison(report.comparison, page)
     _print_phases(report, page)
+    print_overlap(report, page)
     _print_images(report, page)
     _print_critical_path(report, page)
     _print_heat_map(report, page)
@@ -145,6 +146,24 @@ def _phase_row(phase: PhaseStats, is_alone: bool, is_wide: bool) -> list[str]:
         row += [] if is_alone else [f"{phase.nodes:,}", f"{phase.processes:,}"]
         row += [words.size(phase.bytes)]
     return row
+
+
+def print_overlap(report: Report, page: Page) -> None:
+    """Print when each phase ran, where some ran at once."""
+    bars = overlap_picture.draw_bars(report, 60 if page.is_wide else 36)
+    if not bars:
+        return
+    page.heading("At once: when each phase ran")
+    rows = [
+        (
+            _shorten(bar.phase),
+            f"▏{bar.drawn}▏",
+            words.seconds(bar.begin_s),
+            words.seconds(bar.end_s),
+        )
+        for bar in bars
+    ]
+    page.table(("phase", "when", "from", "to"), rows, left=2)
 
 
 def _print_critical_path(report: Report, page: Page) -> None:

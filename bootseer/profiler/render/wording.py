@@ -37,6 +37,7 @@ KIND_WORDS = {
     "first": "first start",
     "restart": "restart",
     "restart_in_place": "restart in place",
+    "standby": "start from stand-by",
     "unknown": "kind not observed",
 }
 

@@ -50,6 +50,7 @@ _KINDS: dict[str, StartKind] = {
     "first": "first",
     "restart": "restart",
     "restart_in_place": "restart_in_place",
+    "standby": "standby",
 }
 
 
@@ -135,7 +136,6 @@ def _analyse_chosen(
     problems = (
         *loaded.problems,
         *chosen.earlier,
-        *incidents.report_repeated_starts(chosen.start),
         *incidents.report_missing_ranks(chosen.start),
         *incidents.report_halted_ranks(chosen.last, chosen.lanes),
         *_find_unconfirmed(chosen),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, islice, pairwise
+from itertools import chain, groupby, islice
 from typing import Any, Literal, NamedTuple
 
 from bootseer.profiler.report.lanes import Lane, Lanes
 from bootseer.profiler.report.load.clock_skew import is_barrier
-from bootseer.profiler.report.load.columns import Spans, columns_of, wall_extent_of
+from bootseer.profiler.report.load.columns import Spans, columns_of
 from bootseer.profiler.report.load.spans import Identity, Source, Span, Start
 from bootseer.profiler.report.model import (
     FIRST_STEP,
@@ -286,62 +286,6 @@ def find_incidents(start: Start, shifts: Sequence[int], zero_ns: int) -> tuple[I
         nodes = tuple(sorted({node for _, node in seen})[:NAMED_NODES])
         incidents.append(Incident(kind, phase, reason, len(seen), nodes, min(seen)[0]))
     return tuple(sorted(incidents, key=lambda i: (i.first_s, i.phase, i.reason)))
-
-
-_ENTRIES = frozenset((JOB, "start"))  # the first spans of `bootseer run` and `bootseer start`
-_REPEATED = (
-    "ran again under the same job uid and attempt, so several starts are taken for one; "
-    "count them in BOOTSEER_ATTEMPT"
-)
-
-
-def report_repeated_starts(start: Start) -> tuple[Problem, ...]:
-    """Entry commands that ran again: one job uid and attempt, but more than one start.
-
-    A restarted container cannot know its attempt, so its events join those of the run before. Two
-    things show it. The outermost `run` or `start` of one rank, else of one pod or node, began after
-    another had ended, or had the other's process id, which two processes never have at a time. Or a
-    rank came to a first step in one process, and again in one that began after it.
-    """
-    entries: dict[tuple[object, ...], list[tuple[int, int | None, int | None, str]]] = defaultdict(
-        list
-    )
-    for source in start.sources:
-        identity = source.identity
-        owner = (identity.node, identity.pod) if identity.rank is None else (identity.rank,)
-        if _ENTRIES.isdisjoint(columns_of(source.spans).names):
-            continue
-        for span in source.spans:
-            if span.name not in _ENTRIES or span.parent_id is not None or span.begin_ns is None:
-                continue
-            ended = None if span.point or span.end_ns is None else span.end_ns + source.offset_ns
-            begun = span.begin_ns + source.offset_ns
-            entries[span.name, *owner].append((begun, ended, identity.process_id, source.file))
-    again: Counter[str] = Counter()
-    for of_owner in entries.values():
-        for before, after in pairwise(sorted(of_owner, key=lambda entry: entry[0])):
-            over = before[1] is not None and before[1] <= after[0]
-            same = before[2] is not None and before[2] == after[2] and before[3] != after[3]
-            again[after[3]] += over or same
-    for file in _find_repeated_steps(start):
-        again[file] = again[file] or 1
-    return tuple(
-        Problem(file, "repeated-start", count, _REPEATED) for file, count in again.items() if count
-    )
-
-
-def _find_repeated_steps(start: Start) -> Iterator[str]:
-    """Files of ranks whose first step came after another process of theirs had come to one."""
-    ranks: dict[int, list[Source]] = defaultdict(list)
-    for source in start.sources:
-        if source.identity.rank is not None:
-            ranks[source.identity.rank].append(source)
-    for sources in ranks.values():
-        if len(sources) < 2:
-            continue
-        stepped = [s for s in sources if any(span.name == FIRST_STEP for span in s.spans)]
-        extents = sorted((*wall_extent_of(source), source.file) for source in stepped)
-        yield from (after[2] for before, after in pairwise(extents) if before[1] <= after[0])
 
 
 def _widen(extents: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:

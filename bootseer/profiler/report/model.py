@@ -43,7 +43,7 @@ NAMED_NODES = 10
 """How many nodes of an incident or a note are kept by name."""
 
 Json = dict[str, object]
-StartKind = Literal["first", "restart", "restart_in_place", "unknown"]
+StartKind = Literal["first", "restart", "restart_in_place", "standby", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

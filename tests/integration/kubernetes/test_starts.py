@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bootseer.profiler.report import analysis
+from bootseer.profiler.report.load.load import load
+from bootseer.profiler.report.model import StartSummary
 from tests.support import page_cache
 from tests.support.commands.filemode import PAGE, cold, evict
 from tests.support.labs.kubernetes import BARE, PYTHON
@@ -229,6 +232,45 @@ def test_the_clusters_own_times_agree_with_a_clock_outside(lab: Lab) -> None:
     assert_in_order(started.end, init.begin, seen)
     assert_in_order(init.end, main.begin, own, main_began, ended)
     assert_in_order(main.begin, main.end, ended)
+
+
+TWICE = """
+import os, subprocess, sys
+ran_before = os.path.exists("/hold/ran")
+open("/hold/ran", "w").close()
+if ran_before:
+    subprocess.run(["/opt/bootseer/bin/bootseer", "event", "point", "first_step"])
+sys.exit(not ran_before)
+"""
+
+
+def test_a_container_that_kubelet_restarts_is_another_attempt(lab: Lab) -> None:
+    """By the job's own events, and by the cluster's records, each for itself and both together."""
+    manifest = pod("p", ["python3", "-c", TWICE])
+    spec = manifest["spec"]
+    spec["restartPolicy"] = "OnFailure"
+    spec["volumes"] = [{"name": "hold", "hostPath": {"path": str(lab.folder)}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "hold", "mountPath": "/hold"}]
+    lab.apply(manifest, lab.options())
+    assert lab.ended("p")["exitCode"] == 0
+    (status,) = lab.pod("p")["status"]["containerStatuses"]
+    assert status["restartCount"] == 1
+    runs = {e["attributes"]["bootseer.container"] for e in lab.lines() if e["event"] == "resource"}
+    assert [name.partition("/")[0] for name in runs] == ["main", "main"]
+    imported(lab)
+    records = starts_of(lab.folder / "imported")
+    assert [(each.attempt, each.kind) for each in records] == [(None, "unknown"), (1, "restart")]
+    attempts = [(0, "first", False), (1, "restart", True)]
+    own = starts_of(lab.events)
+    assert [(each.attempt, each.kind, each.complete) for each in own] == attempts
+    both = starts_of(lab.events, lab.folder / "imported")
+    assert [(each.attempt, each.kind, each.complete) for each in both] == attempts
+    assert [each.trace_id for each in both] == [each.trace_id for each in own]
+
+
+def starts_of(*folders: Path) -> list[StartSummary]:
+    """The starts of some events, in order of time."""
+    return [*analysis.analyse(load([str(folder) for folder in folders])).starts[::-1]]
 
 
 def assert_in_order(*times: float) -> None:

@@ -42,7 +42,18 @@ def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
             text("k8s.pod.uid") and namespace and job_uid and job_uid.startswith(f"{namespace}/")
         ),
         run_uid=text("bootseer.run_uid"),
+        container=text("container.id") or text("bootseer.container"),
+        makes_container=_is_image_run(attributes.get("process.command_args")),
     )
+
+
+def _is_image_run(words: object) -> bool:
+    """Whether a command is `bootseer image run`."""
+    if type(words) is not list or "image" not in words:
+        return False
+    at = words.index("image")
+    before, after = words[at - 1 : at], words[at + 1 : at + 2]
+    return after == ["run"] and [os.path.basename(str(word)) for word in before] == ["bootseer"]
 
 
 def resolve_nodes(identities: Sequence[Identity]) -> list[Identity]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from operator import or_
 from typing import Any
 
-from bootseer.profiler.report.load import log_ranks, runs
+from bootseer.profiler.report.load import attempts, log_ranks, runs
 from bootseer.profiler.report.load.columns import Spans, columns_of, wall_extent_of
 from bootseer.profiler.report.load.identity import identity_of, resolve_nodes
 from bootseer.profiler.report.load.segments import (
@@ -345,8 +345,9 @@ class Collector:
             split = runs.split_runs(self._make_start(trace, writers))
             for run in split[1:]:
                 self._counts[run.sources[0].file, "run-of-same-name"] += 1
-            starts += split
-        return sorted((s for s in starts if s.sources), key=_began_ns, reverse=True)
+            starts += [start for run in split for start in attempts.split_attempts(run)]
+        joined = _join_by_trace(start for start in starts if start.sources)
+        return sorted(joined, key=_began_ns, reverse=True)
 
     def _make_start(self, trace: str, writers: list[Writer]) -> Start:
         for writer in _align_boots(writers):
@@ -364,8 +365,7 @@ class Collector:
                 events = 2 * len(spans) - sum(is_one_event)
                 sources.append(Source(writer.file, identity, spans, events, writer.offset_ns))
         sources = log_ranks.split_logs(sources)
-        sources.sort(key=lambda s: (s.identity.node, s.identity.rank or 0, s.file))
-        return Start(trace, tuple(sources))
+        return Start(trace, _sort(sources))
 
     def _pair_over_files(self, writers: list[Writer]) -> None:
         """Join ends with begins of other files; keep what has no partner."""
@@ -388,6 +388,21 @@ class Collector:
                 wait = more is not None and more.get("bootseer.wait") is True
                 span = Span(name, moment, None, wait, status, False, key, parent, more)
                 writer.spans.append(span)
+
+
+def _join_by_trace(starts: Iterable[Start]) -> list[Start]:
+    """Each trace once: an attempt that its job did not count may have been counted by others."""
+    by_trace: dict[str, list[Start]] = defaultdict(list)
+    for start in starts:
+        by_trace[start.trace_id].append(start)
+    return [
+        parts[0] if len(parts) == 1 else Start(trace, _sort(s for p in parts for s in p.sources))
+        for trace, parts in by_trace.items()
+    ]
+
+
+def _sort(sources: Iterable[Source]) -> tuple[Source, ...]:
+    return tuple(sorted(sources, key=lambda s: (s.identity.node, s.identity.rank or 0, s.file)))
 
 
 def _began_ns(start: Start) -> int:

@@ -37,9 +37,11 @@ class Identity(NamedTuple):
     """The process that wrote a source, from its resource line.
 
     `pod` is the Kubernetes pod's name; `place` the pod's uid, else the container's id: two starts
-    with the same place ran in the same container. With `is_job_name` the job uid is only a
+    with the same place ran in the same pod or container. `container` is the container's id, if the
+    process knows it. With `is_job_name` the job uid is only a
     namespace and a name, which several runs may share, and `place` is the pod's uid; `run_uid` is
     then the uid of the object that created the pod, if the cluster's records have it.
+    `makes_container`: it is `bootseer image run`, each of which makes a container for its job.
     """
 
     node: str
@@ -56,6 +58,8 @@ class Identity(NamedTuple):
     world_size: int | None = None
     is_job_name: bool = False
     run_uid: str | None = None
+    container: str | None = None
+    makes_container: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -511,3 +511,66 @@ def test_numbers_longer_than_any_count_are_none() -> None:
     )
     assert pod.attempt == 0
     assert "bootseer.gpu.count" not in pod.resource
+
+
+def restarted(count: int, *, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """A pod whose container was killed at 10:01:00 and runs again since 10:01:12."""
+    pod = make_pod(metadata={"annotations": annotations or {}})
+    pod["status"]["containerStatuses"] = [
+        {
+            "name": "a",
+            "image": "i",
+            "restartCount": count,
+            "state": {"running": {"startedAt": "2026-11-21T10:01:12Z"}},
+            "lastState": {
+                "terminated": {"exitCode": 1, "finishedAt": "2026-11-21T10:01:00Z"},
+            },
+        }
+    ]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("count", "annotations", "attempt"),
+    [
+        (1, {}, 1),
+        (3, {}, 3),
+        (1, {"jobset.sigs.k8s.io/in-place-restart-attempt": "4"}, 4),
+        (1, {"jobset.sigs.k8s.io/in-place-restart-attempt": "some"}, 1),
+    ],
+)
+def test_a_restarted_container_is_the_pods_next_attempt(
+    count: int, annotations: dict[str, str], attempt: int
+) -> None:
+    first, last = kubernetes_events.pods([restarted(count, annotations=annotations)])
+    assert (first.attempt, last.attempt) == (0, attempt)
+    assert (last.resource["bootseer.attempt"], last.resource["bootseer.start.kind"]) == (
+        attempt,
+        "restart",
+    )
+    assert last.job_uid == first.job_uid
+    assert [(s.name, (s.end_ns - s.begin_ns) / 1e9, s.point) for s in last.spans] == [
+        ("container.backoff", 12.0, False),
+        ("container.start", 0.0, True),
+    ]
+    assert "container.restart" in {s.name for s in first.spans}
+
+
+def test_a_container_that_waits_for_its_restart_has_no_attempt_yet(
+    pods: dict[str, kubernetes_events.Pod],
+) -> None:
+    """Of the real records: one in CrashLoopBackOff."""
+    items = kubernetes_events.parse(DATA.read_text(), "data")
+    assert len(kubernetes_events.pods(items)) == len(pods)
+
+
+def test_containers_that_were_all_restarted_are_one_attempt() -> None:
+    """By a rule of the pod: each counts, and each has its own times."""
+    pod = restarted(2)
+    (one,) = pod["status"]["containerStatuses"]
+    later = {"running": {"startedAt": "2026-11-21T10:01:20Z"}}
+    pod["status"]["containerStatuses"] += [{**one, "name": "b", "state": later}]
+    _, last = kubernetes_events.pods([pod])
+    starts = [s for s in last.spans if s.name == "container.start"]
+    assert [s.attributes["k8s.container.name"] for s in starts] == ["a", "b"]
+    assert last.attempt == 2

@@ -70,7 +70,7 @@ def test_kinds_as_declared_or_derived():
     report = history_analysis.analyse(records)
     by_kind = {row.kind: row for row in report.kinds}
     assert {k: row.starts for k, row in by_kind.items()} == {
-        "first": 2, "restart": 5, "restart_in_place": 1,
+        "first": 2, "restart": 5, "restart_in_place": 1, "standby": 0,
     }  # fmt: skip
     assert by_kind["restart"].cumulated_s == 500.0
     rows = {row.job: row for row in report.job_rows}

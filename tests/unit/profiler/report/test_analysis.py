@@ -467,57 +467,6 @@ def test_a_start_of_points_only(tmp_path: Path) -> None:
     json.dumps(report.to_json(), allow_nan=False)
 
 
-def repeated(folder: Path) -> list[str]:
-    return [p.file for p in report_of(folder).problems if p.kind == "repeated-start"]
-
-
-def test_a_job_that_ran_again_under_one_uid_and_attempt_is_named(tmp_path: Path) -> None:
-    EventFile("a").span("job", 0, 20, status="error").write(tmp_path)
-    second = EventFile("a").span("job", 30, None)
-    second.span("imports", 31, 35).point("first_step", 40)
-    assert repeated(tmp_path) == []
-    path = second.write(tmp_path)
-    assert repeated(tmp_path) == [str(path)]
-    # As long as the first one's end is unknown, both may run side by side ...
-    EventFile("b").span("job", 0, None).write(tmp_path / "killed")
-    EventFile("b").span("job", 30, None).write(tmp_path / "killed")
-    assert repeated(tmp_path / "killed") == []
-    # ... but not with one process id, as a restarted container's first process has.
-    for entry in ("job", "start"):
-        folder = tmp_path / entry
-        for at_s in (0, 30):
-            file = EventFile("c", process__pid=7)
-            file.span("job", at_s, None) if entry == "job" else file.point("start", at_s)
-            file.write(folder)
-        assert len(repeated(folder)) == 1
-
-
-def test_a_pod_that_was_made_again_on_another_node_is_a_second_start(tmp_path: Path) -> None:
-    """As an MPIJob's launcher under the name of the job before, of which only a name is known."""
-    for number, node in enumerate("ab"):
-        about = {"k8s__pod__name": "pi-launcher", "k8s__node__name": node}
-        at_s = 3600.0 * number
-        EventFile(node, **about).span("job", at_s, at_s + 20).write(tmp_path / node)
-    (file,) = repeated(tmp_path)
-    assert file.startswith(str(tmp_path / "b"))
-    other = EventFile("c", k8s__pod__name="pi-worker-0").span("job", 7200, 7220)
-    other.write(tmp_path / "c")
-    assert len(repeated(tmp_path)) == 1
-
-
-def test_what_runs_side_by_side_or_inside_is_no_second_start(tmp_path: Path) -> None:
-    EventFile("a").span("job", 0, 20).write(tmp_path)
-    EventFile("a").span("job", 19, 30).write(tmp_path)  # beside it
-    EventFile("b").span("job", 40, 50).write(tmp_path)  # another node
-    inner = EventFile("a")
-    inner.line("begin", 1, "job", 31, parent_span_id="c" * 16)
-    inner.line("end", 1, "job", 32, parent_span_id="c" * 16)
-    inner.write(tmp_path)
-    for rank in (0, 1):
-        EventFile("a", rank).span("job", 60 + 10 * rank, 65 + 10 * rank).write(tmp_path)
-    assert repeated(tmp_path) == []
-
-
 def test_a_job_that_names_no_phase_is_not_advised_away(tmp_path: Path) -> None:
     EventFile("a", 0).span("job", 0, 60).point("first_step", 60).write(tmp_path)
     report = report_of(tmp_path)

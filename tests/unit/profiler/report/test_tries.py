@@ -179,17 +179,6 @@ def test_a_pod_that_was_made_again_under_its_name(tmp_path: Path) -> None:
     assert detail.startswith("an earlier try of rank 0 on n was left out: 30.0 s were lost")
 
 
-def test_a_job_that_came_to_its_first_step_twice_is_named(tmp_path: Path) -> None:
-    """Without `bootseer run` around it: the same job uid and attempt, an hour later."""
-    for number in range(2):
-        for rank in range(2):
-            file = EventFile("a", rank, mono_zero_s=1000.0)
-            tried(file, 3600.0 * number).write(tmp_path / str(number))
-    report = report_of(tmp_path)
-    assert [p.kind for p in report.problems] == ["repeated-start"] * 2
-    assert "count them in BOOTSEER_ATTEMPT" in report.problems[0].detail
-
-
 def test_a_rank_killed_while_the_others_stepped_has_its_line(tmp_path: Path) -> None:
     for rank in range(8):
         tried(EventFile("a", rank), 0, 25 if rank == 6 else None).write(tmp_path)

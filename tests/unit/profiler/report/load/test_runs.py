@@ -73,14 +73,22 @@ def test_one_pod_of_many_that_was_made_again_is_no_run(tmp_path: Path) -> None:
 
 
 def test_pods_that_were_replaced_one_after_the_other_are_no_run(tmp_path: Path) -> None:
-    """As on spot nodes: the ranks of all others start again with each pod that is replaced."""
+    """As on spot nodes: the ranks of all others start again with each pod that is replaced.
+
+    Each time is another attempt of the same run.
+    """
     for rank in range(4):
         write_pod(tmp_path, f"train-{rank}", f"a{rank}", rank, rank)
         for number in range(3):
             uid = f"{'a' if number < rank else 'b'}{rank}"
             write_pod(tmp_path, f"train-{rank}", uid, rank, 1000 * (number + 1) + (number != rank))
     report = report_of(tmp_path)
-    assert len(report.starts) == 1
+    assert [(start.attempt, start.ranks) for start in report.starts] == [
+        (3, 4),
+        (2, 4),
+        (1, 4),
+        (None, 4),
+    ]
     assert "run-of-same-name" not in kinds_of(report)
 
 
@@ -164,7 +172,10 @@ def test_ranks_that_start_again_for_a_new_pod_keep_it(
             add_rank(tmp_path, f"train-{rank}", f"a{rank}", rank, at_s + when_s, step_s=step_s)
     write_pod(tmp_path, "train-3", "b3", 3, at_s)
     report = report_of(tmp_path)
-    assert len(report.starts) == 1
+    assert [(start.attempt, start.ranks) for start in report.starts] == [(1, 4), (None, 4)]
+    # Rank 3, which comes to no barrier, does not decide when an attempt with barriers began.
+    began_s = at_s + (when_s if step_s else min(when_s, 0))
+    assert report.start.began_unix_s - report.starts[1].began_unix_s == began_s
     assert "run-of-same-name" not in kinds_of(report)
 
 
