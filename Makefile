@@ -12,9 +12,10 @@ test test-fast k8s-test soak: export PYTHONUNBUFFERED :=
 
 .PHONY: demo test test-fast k8s-test image soak fresh lint format bench docs setup clean
 
-# STORE=hdfs: the checkpoint lies on a real HDFS, which the first run downloads.
+# LINK=200/5: another link than 1000 Mbit/s with a round trip of 1 ms. STORE=hdfs: without
+# containers, and the checkpoint lies on a real HDFS, which the first run downloads.
 demo: .venv/.ready-$(if $(filter hdfs,$(STORE)),hdfs,demo)
-	$(BIN)/python -m tools.demo $(if $(STORE),--store $(STORE)) $(DEMO_ARGS)
+	$(BIN)/python -m tools.demo $(if $(STORE),--store $(STORE) --no-containers) $(if $(LINK),--link $(LINK)) $(DEMO_ARGS)
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

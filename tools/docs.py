@@ -50,7 +50,8 @@ def describe_settings() -> str:
             if item.section != section:
                 continue
             default = json.dumps(list(item.default) if item.default == () else item.default)
-            cells = (f"`{item.name}`", item.expected, f"`{default}`", f"`{item.env}`", item.help)
+            default = "unset" if item.default is None else f"`{default}`"
+            cells = (f"`{item.name}`", item.expected, default, f"`{item.env}`", item.help)
             rows.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)

@@ -17,8 +17,9 @@ from rich.console import Console
 from bootseer.errors import NoSpaceError
 from bootseer.profiler.report.model import PartUse
 from tests.support.samples.wheels import make_wheel
+from tools import machine
 from tools.demo import __main__ as demo
-from tools.demo import checkpoints, images, lab, machine, options, stages, starts
+from tools.demo import checkpoints, containers, lab, options, stages, starts
 from tools.podman import mounts_below
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,6 @@ def chosen(tmp_path: Path) -> options.Options:
         kept=tmp_path / "kept",
         scratch=tmp_path / "scratch",
         cold=False,
-        image="off",
         floor=None,
         job_arguments=(),
     )
@@ -87,22 +87,14 @@ def test_the_demonstration_in_miniature(
     chosen: options.Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = Console(stderr=True, width=200)
-    why = images.missing()
-    chosen = dataclasses.replace(chosen, image="job" if why else "small")
     assert demo.run(chosen, said) == 0, capsys.readouterr().err
     document = json.loads((chosen.out / "report.json").read_text())
     assert document["comparison"]["baseline"]["starts"] == 3
     assert document["comparison"]["candidate"]["starts"] == 3
     assert document["comparison"]["speedup"] > 0
     used = {name: part["used"] for name, part in document["parts"].items()}
-    assert used == {"image": not why, "deps": True, "checkpoint": True}
+    assert used == {"image": False, "deps": True, "checkpoint": True}
     assert all(part["reason"] for part in document["parts"].values())
-    if not why:
-        assert "hot set" in document["parts"]["image"]["reason"]
-        for side in ("baseline", "candidate"):
-            assert document["comparison"][side]["phases"]["image.pull"]["median"] > 0
-        assert not [path for path in mounts_below(Path("/tmp")) if f"bsd-{os.getpid()}" in path]
-        assert not Path(f"/tmp/bsd-{os.getpid()}").exists()
     assert any("page cache stays warm" in line for line in document["emulated"])
     assert "checkpoint store: a local directory" in document["emulated"]
     assert (chosen.out / "report.html").read_text().startswith("<!")
@@ -160,29 +152,48 @@ def test_where_containers_cannot_run_the_part_says_why(
     chosen: options.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(chosen.kept))
-    why = images.missing()
-    assert "root" in why or "docker-registry, skopeo, podman, runc not installed" in why
-    stage = stages.Container()
-    with images.Images(chosen.out, chosen.out, chosen.kept, "job") as place:
-        assert place.why == why
-        place.take_down()
-    stage._why = why
-    assert stage.use([]) == PartUse(False, why)
-    assert stage.emulated() == []
+    why = containers.missing()
+    assert "root" in why or "docker-registry, skopeo, podman, runc, gcc, ip not installed" in why
 
 
-def test_a_container_that_prints_something_else_is_a_fault(tmp_path: Path) -> None:
-    def start(output: str, kind: str = "fresh", **mounted: object) -> starts.Start:
-        ran = images.Ran(0, output, {"hot_bytes": 7, **mounted})
-        return starts.Start(kind, tmp_path, 0, "", 1.0, ran)
+@pytest.mark.timeout(1200)  # it takes three minutes alone
+@pytest.mark.root
+@pytest.mark.debian("nginx-light")
+@pytest.mark.debian("podman")
+@pytest.mark.debian("docker-registry")
+def test_the_job_in_its_container(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round of what `make demo` does as root."""
+    given = options.parse(["--out", str(tmp_path / "out"), "--link", "1000/1"])
+    chosen = dataclasses.replace(given, rounds=1, floor=None)
+    before = mounts_below(Path("/tmp"))
+    assert chosen.containers
+    assert demo.run(chosen, Console(stderr=True, width=200)) in (0, demo.FLOOR_MISSED)
+    shown = capsys.readouterr()
+    assert "wrong:" not in shown.err
+    for label in containers.LABELS.values():
+        assert label in shown.out
+    document = json.loads((chosen.out / "report.json").read_text())
+    assert {name: part["used"] for name, part in document["parts"].items()} == {
+        "image": True,
+        "deps": True,
+        "checkpoint": True,
+    }
+    assert any("1000 Mbit/s, 1 ms" in line for line in document["emulated"])
+    assert not chosen.scratch.exists()
+    assert mounts_below(Path("/tmp")) == before
 
-    place = types.SimpleNamespace(images=types.SimpleNamespace(why=""))
-    stage = stages.Container()
-    assert stage.faults(place, start("x", "plain")) == []
-    assert stage.faults(place, start("x", hot_set="sha256:0")) == []
-    assert "printed" in stage.faults(place, start("y", hot_set="sha256:0"))[0]
-    assert "without its hot set" in stage.faults(place, start("x"))[0]
-    assert not stage.use([dataclasses.replace(start("x"), image=None)]).used
+
+def test_the_link_is_given_as_its_rate_and_its_round_trip(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert options.parse([]).link == options.Link(1000, 1)
+    assert options.parse(["--link", "200/5"]).link == options.Link(200, 5)
+    assert options.parse(["--link", "0"]).link == options.Link(0, 0)
+    for text in ("fast", "1/x", "-1/1"):
+        with pytest.raises(SystemExit):
+            options.parse([f"--link={text}"])
 
 
 def test_a_job_that_fails_ends_it_and_leaves_nothing(chosen: options.Options, ready: None) -> None:
@@ -225,7 +236,7 @@ def test_what_a_fingerprint_sees(tmp_path: Path) -> None:
 
 
 def test_every_part_of_the_report_has_a_stage() -> None:
-    assert [stage.name for stage in stages.all_stages()] == ["image", "deps", "checkpoint"]
+    assert [stage.name for stage in stages.all_stages()] == ["deps", "checkpoint"]
 
 
 def test_a_part_counts_as_used_only_where_it_was(tmp_path: Path) -> None:

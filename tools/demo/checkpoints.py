@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bootseer.fuse.mount.mount_point import find_mount, unmount
-from tools.demo.machine import remove
+from tools.machine import remove
 
 NAME = "model.npz"
 _FETCH = """

@@ -12,9 +12,8 @@ from pathlib import Path
 from bootseer.depsnap.shared_tree import forms
 from bootseer.errors import NotSupportedError
 from tools.demo import checkpoints
-from tools.demo.images import Images
-from tools.demo.machine import remove
 from tools.demo.options import ROOT, Options
+from tools.machine import remove
 
 
 class Lab:
@@ -38,7 +37,6 @@ class Lab:
         self.made = scratch / checkpoints.NAME
         self.mounted = self.node / "checkpoint"
         self.fetched = self.node / checkpoints.NAME
-        self.images = Images(self.node, self.cache, options.kept, options.image)
         self.events = scratch / "events"
         self.logs = scratch / "logs"
 
@@ -51,7 +49,6 @@ class Lab:
         (self.modules / "bootseer").symlink_to(ROOT / "bootseer")
         place = checkpoints.opened(self.options.store, self.options.scratch)
         self.place = self._stack.enter_context(place)
-        self._stack.enter_context(self.images)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +113,6 @@ class Lab:
     def take_down(self) -> None:
         """Undo mounts and links by which the environment and the checkpoint were placed."""
         checkpoints.take_down(self.mounted, [self.fetched])
-        self.images.take_down()
         if os.path.lexists(self.venv):
             forms.unplace(str(self.venv), str(self.cache / "trees"))
 

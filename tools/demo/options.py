@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tools.startlab.lab import Link
+
+DEFAULT_LINK = Link()
 ROOT = Path(__file__).parent.parent.parent
 MIN_ROUNDS = 3  # below that the report refuses to claim
 
@@ -15,7 +18,8 @@ MIN_ROUNDS = 3  # below that the report refuses to claim
 class Options:
     """`job` holds `train.py` and `requirements.txt`; `job_arguments` go to the script. `kept`
     is where downloads stay for the next time, `scratch` where everything else lies meanwhile.
-    `store` is where the checkpoint lies; `image` is what runs as a container.
+    `store` is where the checkpoint lies. With `containers` the job runs in its container, behind
+    `link`, where this machine can do that.
     `floor` is the least speedup that counts as success; None: do not judge it."""
 
     job: Path
@@ -25,7 +29,8 @@ class Options:
     rounds: int = MIN_ROUNDS
     cold: bool = True
     store: Literal["local", "hdfs"] = "local"
-    image: Literal["job", "small", "off"] = "job"
+    containers: bool = False
+    link: Link = DEFAULT_LINK
     floor: float | None = 1.5
     job_arguments: tuple[str, ...] = ("--steps", "2")
     checkpoint_arguments: tuple[str, ...] = ()
@@ -42,7 +47,16 @@ def parse(arguments: list[str] | None = None) -> Options:
         "--store", choices=["local", "hdfs"], default="local", help="where the checkpoint lies"
     )
     parser.add_argument(
-        "--image", choices=["job", "off"], default="job", help="start a container's image as well"
+        "--no-containers",
+        action="store_true",
+        help="run the job on this machine's files, as where it cannot run in a container",
+    )
+    parser.add_argument(
+        "--link",
+        type=_parse_link,
+        default=DEFAULT_LINK,
+        metavar="MBIT/MS",
+        help="the emulated link of a job in its container: Mbit/s (0: any) and round trip in ms",
     )
     given = parser.parse_args(arguments)
     if given.rounds < MIN_ROUNDS:
@@ -57,5 +71,17 @@ def parse(arguments: list[str] | None = None) -> Options:
         rounds=given.rounds,
         cold=not given.warm,
         store=given.store,
-        image=given.image,
+        containers=not given.no_containers,
+        link=given.link,
     )
+
+
+def _parse_link(text: str) -> Link:
+    mbit, slash, rtt_ms = text.partition("/")
+    try:
+        link = Link(float(mbit), float(rtt_ms) if slash else 0.0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: write MBIT/MS, such as 1000/1") from None
+    if link.mbit < 0 or link.rtt_ms < 0:
+        raise argparse.ArgumentTypeError(f"{text}: neither may be negative")
+    return link

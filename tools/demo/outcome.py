@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -17,40 +19,71 @@ from bootseer.profiler.render import terminal as render_terminal
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.before_after import Comparison
 from bootseer.profiler.report.load import load
-from bootseer.profiler.report.model import Report
-from tools.demo.stages import Stage
-from tools.demo.starts import LABELS, Kind, Start
+from bootseer.profiler.report.model import PartUse, Report, StartKind
+
+PLAIN, FRESH = "plain", "fresh"
+
+
+class Ran(Protocol):
+    """A start that ended: `wall_s` from its launch to its first step, `events` its folder."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def events(self) -> Path: ...
+    @property
+    def wall_s(self) -> float | None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What was found: the report (candidate: fresh nodes), and the second starts' comparison."""
+    """What was found: the report (candidate: fresh nodes), and the other kinds' comparisons.
+
+    `labels` has the kinds of starts in the order in which they are shown.
+    """
 
     report: Report
-    second: Comparison | None
-    starts: tuple[Start, ...]
+    others: Mapping[str, Comparison]
+    starts: tuple[Ran, ...]
     faults: tuple[str, ...]
+    labels: Mapping[str, str]
 
 
 def evaluate(
-    starts: Sequence[Start], stages: Sequence[Stage], faults: Sequence[str], emulated: Sequence[str]
+    starts: Sequence[Ran],
+    parts: Mapping[str, PartUse],
+    faults: Sequence[str],
+    emulated: Sequence[str],
+    labels: Mapping[str, str],
+    only: Mapping[str, StartKind] = MappingProxyType({}),
 ) -> Result:
-    """Analyse all starts; the counted candidate is the start on a fresh node."""
-    baseline, fresh = _events(starts, "plain"), _events(starts, "fresh")
-    report = analysis.analyse(load.load(fresh), baseline=load.load(baseline))
-    second = _events(starts, "second")
-    again = (
-        analysis.analyse(load.load(second), baseline=load.load(baseline)).comparison
-        if second
-        else None
-    )
-    ours = [start for start in starts if start.restores]
-    report = dataclasses.replace(
-        report,
-        parts={stage.name: stage.use(ours) for stage in stages},
-        emulated=(*emulated, *(line for stage in stages for line in stage.emulated())),
-    )
-    return Result(report, again, tuple(starts), tuple(faults))
+    """Analyse all starts; the counted candidate is the start on a fresh node.
+
+    Where the events of a kind hold more starts than the one, `only` says which counts.
+    """
+    baseline = _events(starts, PLAIN)
+    report = _compare(_events(starts, FRESH), baseline)
+    report = dataclasses.replace(report, parts=dict(parts), emulated=tuple(emulated))
+    others = {}
+    for kind in labels:
+        mine = _events(starts, kind)
+        if kind in (PLAIN, FRESH) or len(mine) < 2:
+            continue
+        comparison = _compare(mine, baseline, only.get(kind)).comparison
+        if comparison is not None:
+            others[labels[kind]] = comparison
+    return Result(report, others, tuple(starts), tuple(faults), labels)
+
+
+def _compare(
+    candidate: Sequence[str], baseline: Sequence[str], only: StartKind | None = None
+) -> Report:
+    """Compare the starts of some folders, or of these the ones of one kind."""
+    loaded = load.load(candidate)
+    if only is not None:
+        mine = [s for s in loaded.starts if s.sources[0].identity.kind == only]
+        loaded = dataclasses.replace(loaded, starts=tuple(mine))
+    return analysis.analyse(loaded, baseline=load.load(baseline))
 
 
 def write(result: Result, out: Path) -> tuple[Path, Path]:
@@ -68,7 +101,7 @@ def show(result: Result, console: Console) -> None:
     table = Table(title="Every start, from launch to the end of its first step (seconds)")
     for heading in ("start", "count", "median", "each"):
         table.add_column(heading, justify="left" if heading in ("start", "each") else "right")
-    for kind, label in LABELS.items():
+    for kind, label in result.labels.items():
         seconds = [s.wall_s for s in result.starts if s.kind == kind and s.wall_s is not None]
         if seconds:
             each = "  ".join(f"{value:.2f}" for value in seconds)
@@ -76,12 +109,13 @@ def show(result: Result, console: Console) -> None:
     console.print(table)
     for line in result.report.emulated:
         console.print(f"emulated: {line}", style="dim")
-    for label, comparison in (("fresh node", result.report.comparison), ("second", result.second)):
+    comparisons = {result.labels[FRESH]: result.report.comparison, **result.others}
+    for label, comparison in comparisons.items():
         if comparison is not None:
             console.print(f"{label}: {comparison.statement}")
 
 
-def _events(starts: Sequence[Start], kind: Kind) -> list[str]:
+def _events(starts: Sequence[Ran], kind: str) -> list[str]:
     return [str(start.events) for start in starts if start.kind == kind]
 
 

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from bootseer.profiler.report.model import PartUse
 from tools.demo.lab import Lab
-from tools.demo.machine import contents, differences, fingerprint, without_write_bits
 from tools.demo.starts import Start
+from tools.machine import contents, differences, fingerprint, without_write_bits
 
 
 class Stage(Protocol):
-    """One input: image, deps or checkpoint."""
+    """One input: deps or checkpoint."""
 
     @property
     def name(self) -> str:
@@ -35,47 +35,6 @@ class Stage(Protocol):
 
     def emulated(self) -> list[str]:
         """What about it is emulated, for the report."""
-
-
-class Container:
-    """The container's image: pulled whole by the baseline, mounted by the candidate."""
-
-    name = "image"
-
-    def __init__(self) -> None:
-        self._why, self._output = "", ""
-
-    def settings(self, lab: Lab) -> str:
-        self._why = lab.images.why
-        return ""
-
-    def faults(self, lab: Lab, start: Start) -> list[str]:
-        self._why = lab.images.why
-        if start.image is None:
-            return []
-        self._output = self._output or start.image.output
-        if start.image.output != self._output:
-            return [f"the container printed {start.image.output!r}, not {self._output!r}"]
-        if start.kind != "plain" and not start.image.mounted.get("hot_set"):
-            return ["the image was mounted without its hot set"]
-        return []
-
-    def use(self, starts: Sequence[Start]) -> PartUse:
-        if self._why:
-            return PartUse(False, self._why)
-        mounts = [start.image.mounted for start in starts if start.image and start.image.mounted]
-        if not starts or len(mounts) < len(starts):
-            return PartUse(False, f"mounted in {len(mounts)} of {len(starts)} starts only")
-        hot_mb = max(int(mount["hot_bytes"]) for mount in mounts) / 1e6
-        return PartUse(True, f"mounted as it arrives, with a hot set of {hot_mb:.1f} MB")
-
-    def emulated(self) -> list[str]:
-        if self._why:
-            return []
-        return [
-            "image registry: on this machine, over loopback",
-            "container: it runs the job's imports; the job itself runs on this machine's files",
-        ]
 
 
 class Deps:
@@ -168,7 +127,6 @@ class Checkpoint:
 def all_stages() -> tuple[Stage, ...]:
     """Every stage, in the report's order."""
     return (
-        Container(),
         Deps(),
         Checkpoint(),
     )

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bootseer import events
-from tools.demo.images import Ran
 from tools.demo.lab import Lab
-from tools.demo.machine import drop_page_cache
+from tools.machine import drop_page_cache
 
 Kind = Literal["plain", "record", "fresh", "second"]
 LABELS: dict[Kind, str] = {
@@ -28,15 +27,13 @@ LABELS: dict[Kind, str] = {
 @dataclass(frozen=True, slots=True)
 class Start:
     """A start that ended. `output` is what the job printed; `wall_s` runs from before its launch
-    to its first step, as the events say, `exit_code` is that of the whole command. `image` is how
-    the container fared, None where there is none."""
+    to its first step, as the events say, `exit_code` is that of the whole command."""
 
     kind: Kind
     events: Path
     exit_code: int
     output: str
     wall_s: float | None
-    image: Ran | None = None
 
     @property
     def restores(self) -> bool:
@@ -65,9 +62,6 @@ def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:
     ours = [sys.executable, "-m", "bootseer"]
     with open(log, "wb") as errors:
         environ |= _launched(environ)
-        image = None if lab.images.why else lab.images.run(environ, plain=kind == "plain")
-        if image is not None and image.exit_code:
-            return Start(kind, place, image.exit_code, image.output, None, image)
         if kind == "plain":
             run = [*ours, "run", "--phase", "deps.install", "--", *lab.install]
             done = subprocess.run(run, env=environ, stdout=errors, stderr=errors, check=False)
@@ -84,7 +78,7 @@ def launch(lab: Lab, kind: Kind, number: int, config: Path) -> Start:
             command, env=environ, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
         )
     output = job.stdout if job.returncode == 0 else _tail(log)
-    return Start(kind, place, job.returncode, output, _first_step_s(place), image)
+    return Start(kind, place, job.returncode, output, _first_step_s(place))
 
 
 def settle(start: Start, limit_s: float = 120.0) -> bool:

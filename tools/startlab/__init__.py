@@ -1,0 +1,1 @@
+"""Whole starts of a job in its container: what it needs lies behind one emulated link."""
