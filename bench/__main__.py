@@ -119,7 +119,9 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=(*NAMES, "results"))
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="these alone (fuse, hdfs, plain)")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help="these alone (fuse, hdfs, plain, start)"
+    )
     parser.add_argument("--quick", action="store_true", help="small inputs, few rounds")
     parser.add_argument("--runs", type=positive, help="counted rounds (default 5, quick 2)")
     arguments = parser.parse_intermixed_args(words)

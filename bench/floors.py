@@ -194,6 +194,28 @@ def _plain() -> tuple[Floor, ...]:
     )
 
 
+def _start() -> tuple[Floor, ...]:
+    parts = ("hot set", "layer", "checkpoint", "prefetch")
+    kept = ("second start", "again in its container", "after warm")
+    return (
+        Floor("fresh node", "s", "limit", at_most=1.5),
+        Floor("fresh node", "s", "plain", at_least=5),
+        Floor("second start", "s", "warm plain", at_most=1.2),
+        Floor("again in its container", "s", "warm plain", at_most=1.2),
+        Floor("newer checkpoint", "s", "needed", at_most=1.2),
+        Floor("after warm", "s", "second start", at_most=1.1),
+        *(Floor(f"{case} received", "MB", at_most=0.5) for case in kept),
+        *(
+            Floor(f"without a part: {case}", "s", f"without {part}", at_least=0.97)
+            for case in ("fresh node", "second start")
+            for part in parts
+        ),
+        Floor("larger job", "s", "plain", at_least=7),
+        Floor("agent memory", "MiB", at_most=100),
+        Floor("agent idle", "% of a core", at_most=0.1),
+    )
+
+
 FLOORS: dict[str, tuple[Floor, ...]] = {
     "wrapper": (
         Floor("run -- true", "s", "bare interpreter", at_most=1.5),
@@ -227,4 +249,5 @@ FLOORS: dict[str, tuple[Floor, ...]] = {
     "image": _image(),
     "depsnap": _depsnap(),
     "plain": _plain(),
+    "start": _start(),
 }

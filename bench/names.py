@@ -17,6 +17,7 @@ NAMES = (
     "k8s",
     "image",
     "image_files",
+    "start",
 )
 
 
