@@ -66,6 +66,7 @@ def _await_answer(address: str) -> None:
         ):
             link.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
             if b" 200 " in link.recv(100):
+                time.sleep(1.0)  # the process that answered has ended then
                 return
         time.sleep(0.1)
     raise RuntimeError("the agent does not answer")

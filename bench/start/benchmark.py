@@ -23,7 +23,7 @@ the checkpoint; its peer `needed` is the larger of `warm plain` and those bytes 
 `after warm`: a node on which `bootseer warm` ran, against the second start. `without a part`: a
 fresh and a second start with one part of ours switched off. `larger job`: a job of torch and the
 packages of fine-tuning, 1.4 GB installed, with a checkpoint of 1 GB, in an image of 2 GB of which
-it reads little. `agent`: memory of the node's agent with its helpers after a mount, and the
+it reads little. `agent`: memory of the node's agent with its helpers after an answer, and the
 processor's time that it takes while nothing is asked. Needs root.
 """
 
