@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import bootseer
 from bootseer.agent.client import socket_path
-from bootseer.agent.draining import is_draining
+from bootseer.agent.drain import is_draining
 from bootseer.agent.protocol import ANSWER_BYTES, PING, VERSION, confirm_begun, send_request
 from bootseer.agent.task_counts import TaskCounts
 from bootseer.errors import UsageError, from_os_error

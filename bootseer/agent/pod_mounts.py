@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from bootseer.agent.draining import CREDENTIALS, is_draining, source_of_pods
+from bootseer.agent.drain import CREDENTIALS, is_draining, source_of_pods
 from bootseer.errors import from_os_error
 from bootseer.fuse.mount.agent_mount import MOST_BYTES, MOUNT, UNMOUNT, VERSION
 from bootseer.fuse.mount.mount import DEVICE

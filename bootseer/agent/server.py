@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import bootseer
-from bootseer.agent import draining
+from bootseer.agent import drain
 from bootseer.agent.client import socket_path
-from bootseer.agent.draining import CREDENTIALS
+from bootseer.agent.drain import CREDENTIALS
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.agent.protocol import PING, VERSION, Request
-from bootseer.agent.sweeping import Sweeping
+from bootseer.agent.sweeper import Sweeper
 from bootseer.agent.task_counts import TaskCounts
 from bootseer.errors import BusyError, StoreUnavailableError, from_os_error
 from bootseer.system import file_lock
@@ -37,7 +37,7 @@ def serve(
     listen: str = "",
     collect: str = "",
     for_pods: bool = False,
-    sweepings: Sequence[Sweeping] = (),
+    sweepers: Sequence[Sweeper] = (),
     idle_exit_s: float = 0.0,
     program: Sequence[str] = (),
 ) -> None:
@@ -48,7 +48,7 @@ def serve(
     `program` is the command line of this process: when another version is installed and asks, the
     process goes on as that, and mounts, which others serve, stay. With an address to `listen` at,
     health and metrics are served there: see `endpoint`. `for_pods`: processes without privilege may
-    have FUSE mounts made for them, see `pod_mounts`. `sweepings` are done meanwhile.
+    have FUSE mounts made for them, see `pod_mounts`. `sweepers` are done meanwhile.
     """
     tasks.load()
     namespace = mount_namespace()
@@ -64,14 +64,14 @@ def serve(
         nonlocal is_own
         is_own = is_ours(link)  # before the answer: a client that was refused may end at once
         is_same = request.environ.get(VERSION) == bootseer.__version__
-        return is_same and is_own and not draining.is_draining(runtime)
+        return is_same and is_own and not drain.is_draining(runtime)
 
     def is_replaced(link: socket.socket, request: Request) -> bool:
         version = request.environ.get(VERSION, bootseer.__version__)
         return (
             version != bootseer.__version__
             and (is_own or is_ours(link))
-            and not draining.is_draining(runtime)
+            and not drain.is_draining(runtime)
             and _is_installed(version, program)
         )
 
@@ -88,8 +88,8 @@ def serve(
 
             endpoint = Endpoint(listen, runtime, collect)
             helpers.start("health and metrics", lambda: endpoint.start(counts))
-        for sweeping in sweepings:
-            helpers.start(", ".join(sweeping.functions), sweeping.start)
+        for sweeper in sweepers:
+            helpers.start(", ".join(sweeper.functions), sweeper.start)
         server = ForkServer(
             tasks,
             listener,

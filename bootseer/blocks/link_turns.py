@@ -56,10 +56,6 @@ class LinkTurns(Closing):
         """Whether bytes of one of these kinds come at this moment."""
         return any(self._is_held(name) for name in kinds)
 
-    def is_taken_by(self, name: str) -> bool:
-        """Whether bytes of one kind come at this moment."""
-        return self._is_held(name)
-
     def wait(self, is_over: Callable[[], bool], behind: Sequence[str] = KINDS) -> None:
         """Wait while bytes come that go first, `LIMIT_S` at most, or until `is_over` says so."""
         end_s = time.monotonic() + LIMIT_S

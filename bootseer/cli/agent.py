@@ -1,4 +1,4 @@
-"""`bootseer agent`: a process that has imported what mounting an image needs."""
+"""`bootseer agent`: one process a node that mounts, counts, sweeps and drains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 import click
 
 import bootseer
-from bootseer.agent import draining, server
+from bootseer.agent import server
+from bootseer.agent.drain import drain as drain_agent
 from bootseer.agent.fork_server import TaskTable
-from bootseer.agent.sweeping import Sweeping
+from bootseer.agent.sweeper import Sweeper
 from bootseer.cli import root
 from bootseer.cli.image import direct
 from bootseer.cli.image.options import (
@@ -55,7 +56,7 @@ MODULES = (
     "tomllib",
 )
 
-PUBLISHING = "bootseer.imageprefetch.hotset.publishing:publish_recorded"
+PUBLISHING = "bootseer.imageprefetch.hotset.publication:publish_recorded"
 SWEEPS = (
     f"{node_sweep.__name__}:sweep",
     "bootseer.entrypoint.container.layer_folders:sweep_node",
@@ -108,7 +109,8 @@ def mount(words: list[str]) -> int:
 @click.option(
     "--drain",
     is_flag=True,
-    help="Have the running agent take on nothing more, and end once no image is mounted.",
+    help="Have the running agent take on nothing more, and end once no image is mounted and no pod "
+    "has a mount of its making.",
 )
 @click.option(
     "--drain-limit",
@@ -176,13 +178,13 @@ def command(
         return
     runtime = os.path.abspath(runtime or default_runtime())
     if drain:
-        draining.drain(runtime, lambda: node_metrics.count_mounts(runtime) > 0, limit_s)
+        drain_agent(runtime, lambda: node_metrics.count_mounts(runtime) > 0, limit_s)
         return
     collect = f"{node_metrics.__name__}:collect"
     cache = os.path.abspath(cache or default_cache())
-    sweepings = [
-        Sweeping(SWEEPS, (runtime, cache, kept_limit_bytes), sweep_every_s),
-        Sweeping((PUBLISHING,), (cache, plain_http), publish_every_s, idle=True),
+    sweepers = [
+        Sweeper(SWEEPS, (runtime, cache, kept_limit_bytes), sweep_every_s),
+        Sweeper((PUBLISHING,), (cache, plain_http), publish_every_s, idle=True),
     ]
     program = [sys.executable, *sys.orig_argv[1:]]
     server.serve(
@@ -191,7 +193,7 @@ def command(
         listen=listen,
         collect=collect,
         for_pods=for_pods,
-        sweepings=[sweeping for sweeping in sweepings if sweeping.interval_s],
+        sweepers=[sweeper for sweeper in sweepers if sweeper.interval_s],
         idle_exit_s=idle_exit_s,
         program=program,
     )

@@ -22,7 +22,7 @@ def collect(runtime: str) -> str:
         states[_state_of(server)] += 1
     memory = [_resident_bytes(server.supervisor) for server in servers if not server.sealed]
     with LinkTurns.of(runtime) as turns:
-        taken = [({"by": name}, turns.is_taken_by(name)) for name in KINDS]
+        taken = [({"by": name}, turns.is_taken((name,))) for name in KINDS]
     return "".join(
         [
             format_metric(

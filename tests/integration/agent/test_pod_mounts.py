@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import bootseer
-from bootseer.agent.draining import count_pod_mounts, is_draining
+from bootseer.agent.drain import count_pod_mounts, is_draining
 from bootseer.agent.pod_mounts import MOST_AT_ONCE, MOST_MOUNTS
 from bootseer.errors import DeadlineError, NotSupportedError
 from bootseer.fuse.mount.agent_mount import LIMIT_S, VARIABLE

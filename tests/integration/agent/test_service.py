@@ -1,4 +1,4 @@
-"""`bootseer agent` as a node's service: health, metrics, draining."""
+"""`bootseer agent` as a node's service: health, metrics, drain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import bootseer
-from bootseer.agent import draining
+from bootseer.agent import drain
 from bootseer.agent.client import BEGIN_S
 from bootseer.agent.server import YOUNG_S
 from bootseer.blocks.link_turns import KINDS, LinkTurns
@@ -313,7 +313,7 @@ def test_draining_waits_for_what_is_in_use(agent: Agent, mounts: Mounts, image: 
     assert agent.process.wait(60) == 0
     assert not agent.socket.exists()
     assert agent.run("agent", *agent.places, "--drain").returncode == NotFoundError.exit_code
-    assert not draining.is_draining(str(mounts.runtime))
+    assert not drain.is_draining(str(mounts.runtime))
     assert mounts.gone()
 
 

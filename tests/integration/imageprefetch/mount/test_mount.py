@@ -96,7 +96,7 @@ def test_a_node_is_told_of_a_replay_and_of_cold_reads(
         gate.rules = [hot.rule]
         mounted = mounts.mount(ref.replace(registry.host, gate.authority))
         assert hot.is_halfway()
-        until(lambda: turns.is_taken_by(HOT_SET), "the replay is announced")
+        until(lambda: turns.is_taken((HOT_SET,)), "the replay is announced")
         gate.rules = []
         hot.cut()
         until(lambda: not turns.is_taken(), "the replay has ended")
@@ -108,7 +108,7 @@ def test_a_node_is_told_of_a_replay_and_of_cold_reads(
         reader.start()
         try:
             assert demand.is_halfway()
-            until(lambda: turns.is_taken_by(DEMAND), "the read is announced")
+            until(lambda: turns.is_taken((DEMAND,)), "the read is announced")
         finally:
             gate.rules = []
             demand.cut()

@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.imageprefetch.hotset import store
 from bootseer.imageprefetch.hotset.image_hotsets import open_image
-from bootseer.imageprefetch.hotset.publishing import publish_recorded
+from bootseer.imageprefetch.hotset.publication import publish_recorded
 from tests.support.mounts.images import Mounts, Published, mounts_below, publish, some_files
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -16,7 +16,7 @@ from bootseer.system.priority import go_idle
 
 
 @dataclass(frozen=True, slots=True)
-class Sweeping:
+class Sweeper:
     """What is done every `interval_s`, first after a random part of that time.
 
     `functions` ("package.module:function") are called one after the other with `arguments`. What
