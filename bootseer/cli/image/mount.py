@@ -96,8 +96,10 @@ def command(
     **fields: Any,
 ) -> None:
     from bootseer.cli.image import direct
-    from bootseer.imageprefetch.run import podman
+    from bootseer.imageprefetch.run import podman_options
 
-    podman.check_platform(podman_platform(platform), instead="; pull the image the plain way")
+    podman_options.check_platform(
+        podman_platform(platform), instead="; pull the image the plain way"
+    )
     fields["plain_http"] = plain_http or None
     direct.mount({"ref": ref, "directory": directory, "hot": hot, "as_json": as_json, **fields})

@@ -87,10 +87,12 @@ def command(
     options may stand behind REF. It tells its first step with `bootseer event first_step`, or by
     writing to $BOOTSEER_EVENTS. Returns the command's exit code.
     """
-    from bootseer.imageprefetch.run import podman
+    from bootseer.imageprefetch.run import podman_options
     from bootseer.imageprefetch.run.record_image import RecordSettings, record
 
-    podman.check_platform(podman_platform(platform), instead="; record it on such a machine")
+    podman_options.check_platform(
+        podman_platform(platform), instead="; record it on such a machine"
+    )
     options, words = _split_words(options, words_after_dashes(context))
     recorded = record(
         RecordSettings(

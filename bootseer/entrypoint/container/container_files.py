@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from bootseer.errors import UsageError, from_os_error
-from bootseer.imageprefetch.run import podman
+from bootseer.imageprefetch.run import podman_options
 from bootseer.system.mount_calls import BENEATH, IN_ROOT, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
 
@@ -32,10 +32,12 @@ class ContainerFiles:
     @classmethod
     def of(cls, tree: str, options: Sequence[str], directory: str) -> ContainerFiles:
         """By podman's options, which may name another directory than the image's."""
-        volumes = podman.bind_mounts(options)
+        volumes = podman_options.bind_mounts(options)
         longest_first = sorted(volumes, key=lambda pair: len(pair[0]), reverse=True)
         return cls(
-            tree, podman.working_directory(options) or directory or "/", tuple(longest_first)
+            tree,
+            podman_options.working_directory(options) or directory or "/",
+            tuple(longest_first),
         )
 
     def join(self, path: str, *, folder: str = "") -> str:

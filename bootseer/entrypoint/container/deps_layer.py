@@ -35,7 +35,7 @@ from bootseer.errors import (
     describe,
     from_os_error,
 )
-from bootseer.imageprefetch.run import podman, temporary_mounts
+from bootseer.imageprefetch.run import podman, podman_options, temporary_mounts
 from bootseer.imageprefetch.run.command import run_foreground
 from bootseer.imageprefetch.run.run_image import ImageAtHand, InputFailedError, raw_config
 from bootseer.light_dataclasses import replace
@@ -147,7 +147,7 @@ class DepsLayer:
     def _check_options(self) -> None:
         """Raise NotSupportedError where an install's result might not be in the layer alone."""
         image = self._image
-        unknown = podman.find_unknown(image.options, self._is_passing)
+        unknown = podman_options.find_unknown(image.options, self._is_passing)
         if unknown:
             raise NotSupportedError(
                 f"with podman's option {unknown} it is not known what an install reads and writes"
@@ -168,13 +168,13 @@ class DepsLayer:
         """The variables of the image and of podman's options."""
         image = self._image
         of_image = dict(pair.partition("=")[::2] for pair in image.config.env)
-        return of_image | podman.given_variables(image.options)
+        return of_image | podman_options.given_variables(image.options)
 
     def _find_key(self) -> LayerKey | None:
         start, image = self._start, self._image
         files = ContainerFiles.of(image.tree, image.options, image.config.working_dir)
         environ = self._variables()
-        user = podman.user(image.options) or image.config.user
+        user = podman_options.user(image.options) or image.config.user
         try:
             return make_key(start.deps, image.digest, files, environ, user)
         except (BootseerError, OSError) as error:
@@ -274,9 +274,9 @@ class DepsLayer:
         """Run the install in a container on the root. Raises InputFailedError."""
         image, command = self._image, self._start.deps.install
         config = replace(image.config, entrypoint=(), cmd=())
-        options = podman.without_entrypoint(podman.helper_options(image.options))
+        options = podman_options.without_entrypoint(podman_options.helper_options(image.options))
         # What it changes there would be missing in later starts, which do not run it.
-        options = podman.with_fixed_volumes(options, self._is_passing)
+        options = podman_options.with_fixed_volumes(options, self._is_passing)
         words = podman.container_words(image.tree, config, options, command, root=self.root)
         ended_by: list[int] = []
         code = run_foreground(words, ended_by.append)
@@ -315,7 +315,7 @@ class DepsLayer:
             "cache": self._cache(),
             "plain_http": start.mount.plain_http,
             "exclude": list(start.deps.exclude),
-            "shown": podman.list_targets(image.options),
+            "shown": podman_options.list_targets(image.options),
             "pins": dict(key.pins),
             "command": list(events.redact(start.deps.install)),
         }

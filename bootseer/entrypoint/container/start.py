@@ -27,7 +27,7 @@ from bootseer.entrypoint.parts.part_task import Task
 from bootseer.entrypoint.plan import format_warning
 from bootseer.errors import BootseerError, describe
 from bootseer.fuse.mount import mount_point
-from bootseer.imageprefetch.run import podman, run_image
+from bootseer.imageprefetch.run import podman_options, run_image
 from bootseer.imageprefetch.run.run_image import ImageAtHand, Inputs, RunPlan, RunSettings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Preparation:
         self._folder = folder
         self._directory = os.path.join(folder, CHECKPOINT) if folder else ""
         try:
-            taken = podman.list_targets(self._settings.options)
+            taken = podman_options.list_targets(self._settings.options)
             plan = self._plan = plan_inputs(self._loaded, self._directory, taken)
         except Exception as error:  # the border: whatever is wrong with us, plain commands are left
             plan = self._plan = plan_plainly(self._loaded, describe(error))

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from bootseer.errors import NotSupportedError, StoreUnavailableError, from_os_error
-from bootseer.imageprefetch.run import podman
+from bootseer.imageprefetch.run import podman, podman_options
 
 
 def pull_program(
@@ -22,10 +22,17 @@ def pull_program(
     inspect = ["podman", "image", "inspect", "--format", "{{json .Config}}", ref]
     try:
         shown = None
-        if not podman.always_pulls(options):
+        if not podman_options.always_pulls(options):
             shown = subprocess.run(inspect, capture_output=True, check=False)
         if shown is None or shown.returncode:
-            pull = ["podman", "pull", "--quiet", *insecure, *podman.pull_options(options), ref]
+            pull = [
+                "podman",
+                "pull",
+                "--quiet",
+                *insecure,
+                *podman_options.pull_options(options),
+                ref,
+            ]
             if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:
                 raise StoreUnavailableError(f"podman cannot pull {ref}; it says why above")
             shown = subprocess.run(inspect, stdout=subprocess.PIPE, check=False)

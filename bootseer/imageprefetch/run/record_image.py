@@ -20,7 +20,7 @@ from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.record.first_step import FirstStepWatch
 from bootseer.imageprefetch.record.trace_store import TraceStore
-from bootseer.imageprefetch.run import chroot, podman, temporary_mounts
+from bootseer.imageprefetch.run import chroot, podman, podman_options, temporary_mounts
 from bootseer.imageprefetch.run.command import Command
 from bootseer.imageprefetch.run.server_log import follow_faults
 from bootseer.imageprefetch.workloads import check_workload
@@ -82,8 +82,8 @@ def record(
     process that has one thread.
     """
     check_workload(settings.workload)
-    podman.check_options(settings.podman_options, instead="", ours=("--name",))
-    podman.check_platform(settings.podman_options)
+    podman_options.check_options(settings.podman_options, instead="", ours=("--name",))
+    podman_options.check_platform(settings.podman_options)
     needs_podman = UsageError("podman's options need podman: install it, or leave them out")
     if settings.podman_options and settings.runner == "chroot":
         raise needs_podman

@@ -21,7 +21,7 @@ from bootseer.imageprefetch.mount import server_registry
 from bootseer.imageprefetch.mount.interrupts import exit_on_signals
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
-from bootseer.imageprefetch.run import podman, temporary_mounts
+from bootseer.imageprefetch.run import podman, podman_options, temporary_mounts
 from bootseer.imageprefetch.run.command import EVENTS_INSIDE, run_foreground
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.system.mountinfo import all_mounts, shown_at
@@ -164,7 +164,7 @@ def _run(
             "running a container needs podman: install it, or use `bootseer image mount` and "
             "whatever runs containers here"
         )
-    podman.check_options(
+    podman_options.check_options(
         settings.options, instead=", or use `bootseer image mount` and podman's --rootfs"
     )
     options = [*_events_options(settings.mount.events_dir), *settings.options]
@@ -321,7 +321,7 @@ def _on_mounted_image(
     mount: Callable[[MountSettings], MountedImage],
 ) -> _Container:
     """A container on the image, which stays mounted until `stack` is left."""
-    podman.check_platform(options)
+    podman_options.check_platform(options)
     if place.fault is not None:
         raise place.fault
     tree, folder = place.tree, place.folder
@@ -339,7 +339,8 @@ def _on_mounted_image(
     if settings.beside is not None:
         stack.callback(settings.beside.leave_image)
     inputs = _take_inputs(settings, ImageAtHand(tree, mounted.digest, config, options))
-    own = [] if podman.has(options, "--pidfile") else ["--pidfile", os.path.join(folder, _PROCESS)]
+    has_own = podman_options.has(options, "--pidfile")
+    own = [] if has_own else ["--pidfile", os.path.join(folder, _PROCESS)]
     words = podman.container_words(
         tree,
         config,
@@ -362,7 +363,7 @@ def _words_to_pull(settings: RunSettings, options: Sequence[str], inputs: Inputs
     from bootseer.imageprefetch.run import pulled_image
 
     program = pulled_image.pull_program(settings.mount.ref, insecure, options, settings.words)
-    options = podman.without_entrypoint(options)
+    options = podman_options.without_entrypoint(options)
     shell, *rest = podman.words_after(inputs.before, program)
     return [*words, *options, "--entrypoint", shell, settings.mount.ref, *rest]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import UsageError
-from bootseer.imageprefetch.run import podman
+from bootseer.imageprefetch.run import podman, podman_options
 from bootseer.storage.oci.config import ImageConfig
 
 
@@ -17,7 +17,7 @@ def test_what_is_shown_in_a_container() -> None:
         *("--mount", "type=bind,src=/d,dst=/w,ro", "--mount", "type=tmpfs,dst=/t"),
         *("--tmpfs", "/t2:rw", "-v", "named:/n", "-v", "/anonymous"),
     ]
-    assert podman.bind_mounts(options) == [
+    assert podman_options.bind_mounts(options) == [
         ("/x", "/a"),
         ("/y", "/b"),
         ("/z", "/c"),
@@ -27,9 +27,12 @@ def test_what_is_shown_in_a_container() -> None:
 
 def test_the_last_directory_and_user_count() -> None:
     options = ["--workdir", "/a", "-w=/b", "--user=1", "-u", "2:3"]
-    assert (podman.working_directory(options), podman.user(options)) == ("/b", "2:3")
-    assert (podman.working_directory(["-w/c"]), podman.user(["-u4"])) == ("/c", "4")
-    assert (podman.working_directory([]), podman.user([])) == ("", "")
+    assert (podman_options.working_directory(options), podman_options.user(options)) == (
+        "/b",
+        "2:3",
+    )
+    assert (podman_options.working_directory(["-w/c"]), podman_options.user(["-u4"])) == ("/c", "4")
+    assert (podman_options.working_directory([]), podman_options.user([])) == ("", "")
 
 
 def test_variables_of_options_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,13 +40,18 @@ def test_variables_of_options_and_files(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MINE", "from here")
     monkeypatch.delenv("NONE", raising=False)
     options = ["--env-file", f"{tmp_path}/env", "-e", "A=1", "--env=MINE", "--env", "NONE", "-eD=2"]
-    assert podman.given_variables(options) == {"A": "1", "C": "file", "MINE": "from here", "D": "2"}
+    assert podman_options.given_variables(options) == {
+        "A": "1",
+        "C": "file",
+        "MINE": "from here",
+        "D": "2",
+    }
 
 
 def test_a_container_that_runs_ahead_has_no_name_or_terminal() -> None:
     options = ["--name", "job", "-it", "--publish=80:80", "-v", "/a:/b", "--gpus", "all", "-i"]
     options += ["--replace", "-p8080:80"]
-    assert podman.helper_options(options) == ["-v", "/a:/b", "--gpus", "all"]
+    assert podman_options.helper_options(options) == ["-v", "/a:/b", "--gpus", "all"]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +69,13 @@ def test_a_container_that_runs_ahead_has_no_name_or_terminal() -> None:
     ],
 )
 def test_what_a_container_is_shown_that_we_do_not_know(options: list[str], unknown: str) -> None:
-    assert podman.find_unknown(options, lambda place: place == "/tmp") == unknown
+    assert podman_options.find_unknown(options, lambda place: place == "/tmp") == unknown
 
 
 def test_an_installs_volumes_are_read_only() -> None:
     options = ["-v", "/a:/x", "-v/b:/y:rw,Z", "--volume=/c:/cache", "--gpus", "all"]
     options += ["--mount", "type=bind,src=/d,dst=/w,rw", "--tmpfs", "/tmp"]
-    assert podman.with_fixed_volumes(options, lambda place: place == "/cache") == [
+    assert podman_options.with_fixed_volumes(options, lambda place: place == "/cache") == [
         *("-v", "/a:/x:ro", "-v", "/b:/y:Z,ro", "--volume", "/c:/cache", "--gpus", "all"),
         *("--mount", "type=bind,src=/d,dst=/w,ro=true", "--tmpfs", "/tmp"),
     ]
@@ -75,13 +83,13 @@ def test_an_installs_volumes_are_read_only() -> None:
 
 def test_what_a_pull_is_told() -> None:
     options = ["--authfile", "/a", "--tls-verify=false", "--platform=linux/arm64", "--gpus", "all"]
-    assert sorted(podman.pull_options(options)) == sorted(
+    assert sorted(podman_options.pull_options(options)) == sorted(
         ["--tls-verify=false", "--authfile", "/a", "--platform", "linux/arm64"]
     )
     for policy, always in (("always", True), ("newer", True), ("missing", False), ("never", False)):
-        assert podman.always_pulls([f"--pull={policy}"]) is always
-        assert podman.always_pulls(["--pull", policy]) is always
-    assert not podman.always_pulls([])
+        assert podman_options.always_pulls([f"--pull={policy}"]) is always
+        assert podman_options.always_pulls(["--pull", policy]) is always
+    assert not podman_options.always_pulls([])
 
 
 @pytest.mark.parametrize(

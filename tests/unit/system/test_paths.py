@@ -9,7 +9,7 @@ import pytest
 from bootseer.depsnap.capture.entries import RootDelta, Tree
 from bootseer.depsnap.format import archive
 from bootseer.errors import UsageError
-from bootseer.imageprefetch.run.podman import places_anything_at
+from bootseer.imageprefetch.run.podman_options import places_anything_at
 from bootseer.system.paths import is_within
 
 

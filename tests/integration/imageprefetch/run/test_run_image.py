@@ -25,12 +25,11 @@ from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import run_image
 from bootseer.imageprefetch.run.command import Command
 from bootseer.imageprefetch.run.podman import (
-    check_platform,
-    container_variables,
     container_words,
     environment_variables,
     recording_words,
 )
+from bootseer.imageprefetch.run.podman_options import check_platform, container_variables
 from bootseer.imageprefetch.run.record_image import RecordSettings, record
 from bootseer.storage.oci import media_types
 from bootseer.storage.oci.config import ImageConfig, parse_config
