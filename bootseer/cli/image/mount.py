@@ -39,7 +39,7 @@ events_option = click.option(
     callback=_check_events_directory,
     default="",
     metavar="DIR",
-    help="Recording ends when `first_step` is written in this directory of event files; ours go "
+    help="Recording ends when a `first_step` is done, by this directory of event files; ours go "
     "there too, unless BOOTSEER_EVENTS names another place.",
 )
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 
 FIRST_STEP = "first_step"
+_ENDINGS = ("end", "point")
+"""What counts, as in the report: a step that has only begun may yet import and read."""
 _MARK = b'"first_step"'  # what no other line of an event file is likely to hold
 _MOST_BYTES = 4 << 20  # read of one file at a time
 
@@ -33,7 +35,7 @@ class FirstStepWatch:
         return cls(directory, dict(_file_sizes(directory, unchanged_since_ns=after_ns)), after_ns)
 
     def was_reached(self) -> bool:
-        """Whether a first step was written since the last look."""
+        """Whether the end of a first step was written since the last look."""
         return any(
             self._search(name, self._read_bytes.get(name, 0), size)
             for name, size in _file_sizes(self._directory)
@@ -84,6 +86,8 @@ def _is_first_step(line: bytes, after_ns: int) -> bool:
     except (ValueError, RecursionError):
         return False
     if not isinstance(event, dict) or event.get("name") != FIRST_STEP:
+        return False
+    if event.get("event") not in _ENDINGS or event.get("status") == "error":
         return False
     at_ns = event.get("time_unix_nano")
     return not after_ns or (isinstance(at_ns, int) and at_ns >= after_ns)

@@ -251,7 +251,8 @@ def test_a_first_step_during_the_survey_counts(job: Job) -> None:
         (job.files / f"d{number}").mkdir()
         (job.files / f"d{number}" / "f").write_bytes(b"x")
     job.events.mkdir()
-    old = '{"name":"first_step","time_unix_nano":1}\n'  # of an earlier start, and still growing
+    # Of an earlier start, and still growing.
+    old = '{"event":"point","name":"first_step","time_unix_nano":1}\n'
     (job.events / "old.jsonl").write_text(old)
     code = f"{WAIT}read({str(job.big)!r}, 3)\n{FIRST_STEP}wait_for('end')\n"
     command = [sys.executable, "-m", "bootseer", "start", "--events", str(job.events), "--"]

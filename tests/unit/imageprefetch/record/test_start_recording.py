@@ -35,6 +35,20 @@ def test_a_first_step_written_from_now_on_is_seen(tmp_path):
         assert not watch.was_reached()
 
 
+def test_a_first_step_counts_when_it_is_done(tmp_path):
+    """As in the report: what it imports and reads until then belongs to the start."""
+    watch = FirstStepWatch.begin(tmp_path)
+    with Writer(str(tmp_path), {}) as writer:
+        failed = writer.begin("first_step")
+        assert not watch.was_reached()
+        writer.end(failed, "first_step", "error")
+        assert not watch.was_reached()
+        span = writer.begin("first_step")
+        assert not watch.was_reached()
+        writer.end(span, "first_step")
+        assert watch.was_reached()
+
+
 def test_half_a_line_is_read_when_it_is_whole(tmp_path):
     watch = FirstStepWatch.begin(tmp_path / "later")
     assert not watch.was_reached()
