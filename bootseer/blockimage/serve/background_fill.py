@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ FAULTS = 5  # steps in a row that failed, before it rests
 REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
+LOOK_S = 0.5  # between looks for reads
+MOST_WAY_S = 600.0  # given to others without a break: a start that takes longer probably hangs
 STORED_S = 0.5  # without news of the blocks of a step; then the fill itself stores them
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
@@ -46,6 +49,7 @@ class Fill:
         self._settings, self._busy, self._over = settings, busy, over
         self._closing = threading.Event()
         self._seen = -1  # reads, as of the last look
+        self._given_way_s = 0.0
         self.done = threading.Event()
         self.filled_bytes = 0
 
@@ -172,15 +176,22 @@ class Fill:
             return
         yield False
 
-    def quiet(self) -> bool:
-        """Wait until nothing has been read for a while; False when closed."""
-        settings = self._settings
+    def quiet(self, *, needs_link: bool = True) -> bool:
+        """Wait until nothing has been read, or waited for, for a while; False when closed."""
+        settings, quiet_s = self._settings, math.inf  # unless something happened since
         while not self._closing.is_set():
             seen = self._busy()
-            if seen.reads == self._seen and not seen.waiting:
+            gives_way = needs_link and seen.link_taken and self._given_way_s < MOST_WAY_S
+            if seen.reads != self._seen or seen.waiting or gives_way:
+                self._seen, quiet_s = seen.reads, 0.0
+            needed_s = settings.quiet_s if self._over() else settings.start_quiet_s
+            if quiet_s >= needed_s and not seen.waiting and not gives_way:
                 return True
-            self._seen = seen.reads
-            self._closing.wait(settings.quiet_s if self._over() else settings.start_quiet_s)
+            pause_s = min(max(needed_s - quiet_s, POLL_S), LOOK_S)
+            self._closing.wait(pause_s)
+            quiet_s += pause_s
+            if needs_link:
+                self._given_way_s = self._given_way_s + pause_s if seen.link_taken else 0.0
         return False
 
     def _step(self, blocks: list[int]) -> bool:

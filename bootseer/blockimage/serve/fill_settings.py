@@ -24,7 +24,11 @@ class FillSettings:
 
 
 class Activity(NamedTuple):
-    """Reads so far, programs' own and replay's; how many programs wait for their bytes now."""
+    """Reads so far, programs' own and replay's; how many programs wait for their bytes now.
+
+    `link_taken`: another start on this node, or this one, needs the link.
+    """
 
     reads: int
     waiting: int
+    link_taken: bool = False

@@ -394,18 +394,19 @@ class ImageServer:
 
     def _all_here(self, source: BlockSource) -> bool:
         """Use that all bytes are on this node; returns False when some must be fetched again."""
-        assert self._fill is not None
-        supply = self._supply
+        fill, supply = self._fill, self._supply
+        assert fill is not None
         if supply is not None and supply.direct_reads is None and self._fetcher is not None:
             supply.direct_reads = self._fetcher.direct_reads(
                 source
             )  # it could not be opened before
         self._read_ahead()
-        return self._seal(source, self._fill.quiet)
+        return self._seal(source, lambda: fill.quiet(needs_link=False))
 
     def _activity(self) -> Activity:
-        reads = self._file.reads
-        return Activity(reads.reads + reads.warm_reads, self._file.cold_waits)
+        reads, turns = self._file.reads, self.settings.turns
+        is_taken = turns is not None and turns.is_taken()
+        return Activity(reads.reads + reads.warm_reads, self._file.cold_waits, is_taken)
 
     def _seal(self, source: BlockSource, quiet: Callable[[], bool]) -> bool:
         """Make sure that the next mount may read the cache's file itself."""

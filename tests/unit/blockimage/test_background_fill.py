@@ -19,11 +19,13 @@ from bootseer.blockimage.serve.data_file import DATA, DataFile
 from bootseer.blockimage.serve.fill_settings import Activity, FillSettings
 from bootseer.blockimage.serve.image_server import ImageServer, ServeSettings
 from bootseer.blockimage.serve.opened_image import BlockImage
+from bootseer.blocks import link_turns
 from bootseer.blocks.cache import present_index
 from bootseer.blocks.cache.cached_object import CachedObject
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch import planner
 from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.link_turns import LinkTurns
 from bootseer.errors import StoreUnavailableError
 from bootseer.fuse.operations import Handle
 from bootseer.imageprefetch.mount.settings import MountSettings
@@ -302,7 +304,9 @@ def test_in_the_middle_of_a_start_it_waits_longer_and_takes_less(
     settings = FillSettings(quiet_s=2, start_quiet_s=5)
     fill, fetcher = a_fill(source, cache, settings, pauses=pauses, busy=busy, over=lambda: over)
     fill.run(lambda _: None, lambda: True)
-    assert pauses.waits[:2] == [2, 2] if over else [5, 5]
+    looks = 1 + (4 if over else 10)  # the first one sees reads, and so does the second
+    assert pauses.waits[:looks] == [fill_module.LOOK_S] * looks
+    assert pauses.waits[looks : looks + 1] != [fill_module.LOOK_S]
     assert fetcher.asked[0] == (0, (8 if over else 2) * source.block_bytes)
 
 
@@ -342,6 +346,56 @@ def test_replay_is_something_to_wait_for(tmp_path: Path) -> None:
     before = server._activity()
     file.read(DATA, Handle(1), 0, PAGE, Later())
     assert server._activity().reads == before.reads + 1
+
+
+@pytest.mark.parametrize("kind", link_turns.KINDS)
+def test_what_a_start_on_this_node_needs_is_waited_for(tmp_path: Path, kind: str) -> None:
+    """Its checkpoint above all: meanwhile nobody reads the image."""
+    file = DataFile(on_release=lambda: None, on_error=lambda *_: None)
+    image = BlockImage(meta_path="", data_bytes=PAGE, source=lambda: None)  # type: ignore[arg-type,return-value]
+    turns = LinkTurns.of(str(tmp_path))
+    server = ImageServer(image, file, ServeSettings(turns=turns), say=lambda *_: None)
+    with turns, LinkTurns.of(str(tmp_path)) as others:
+        assert not server._activity().link_taken
+        with others.holding(kind):
+            assert server._activity().link_taken
+        assert not server._activity().link_taken
+
+
+def test_a_pause_counts_from_the_end_of_a_wait(source: FileSource, cache: NodeCache) -> None:
+    for last in (Activity(0, 1), Activity(0, 0, link_taken=True)):
+        seen, pauses = iter((last, last)), Pauses()
+        fill, _ = a_fill(
+            source,
+            cache,
+            FillSettings(start_quiet_s=3),
+            pauses=pauses,
+            busy=lambda seen=seen: next(seen, IDLE),  # type: ignore[misc]
+            over=lambda: False,
+        )
+        assert fill.quiet()
+        assert sum(pauses.waits) == fill_module.LOOK_S + 3
+        assert fill.quiet()
+        assert sum(pauses.waits) == fill_module.LOOK_S + 3
+
+
+def test_a_link_that_is_never_free_is_waited_for_no_longer_than_a_start_takes(
+    source: FileSource, cache: NodeCache
+) -> None:
+    """And not at all by what reads this node's disk."""
+    pauses = Pauses()
+    fill, _ = a_fill(
+        source,
+        cache,
+        FillSettings(quiet_s=2),
+        pauses=pauses,
+        busy=lambda: Activity(0, 0, link_taken=True),
+    )
+    assert fill.quiet(needs_link=False)
+    assert sum(pauses.waits) == 2
+    for _ in range(2):
+        assert fill.quiet()
+        assert sum(pauses.waits) == 2 + fill_module.MOST_WAY_S + 2 - fill_module.LOOK_S
 
 
 def test_servers_of_one_image_take_turns(

@@ -47,7 +47,7 @@ def image(registry: Any, tmp_path_factory: pytest.TempPathFactory) -> Published:
 @pytest.fixture
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounts]:
     monkeypatch.setattr(sealed_objects, "SETTLED_NS", 20_000_000)
-    monkeypatch.setattr(Fill, "quiet", lambda self: not self._closing.is_set())
+    monkeypatch.setattr(Fill, "quiet", lambda self, **_: not self._closing.is_set())
     with mounts_below(tmp_path) as made:
         yield made
 
