@@ -338,12 +338,14 @@ class DepsLayer:
     def _unmount_root(self) -> None:
         with contextlib.suppress(OSError):
             mount_calls.unmount(self.root, lazily=True)
+        # Copies of the mount in other namespaces go with its directory: they would look like a
+        # container that goes on.
+        with contextlib.suppress(OSError):
+            os.rmdir(self.root)
 
     def close(self) -> None:
         """Unmount the root and the layer, and remove what was written; twice is safe."""
         self._stack.close()
-        with contextlib.suppress(OSError):
-            os.rmdir(self.root)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(self._start.folder, LAYER))
         layer_folders.sweep(self._cache())

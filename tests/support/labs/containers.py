@@ -145,4 +145,5 @@ def lab(
     made = ContainerLab(tmp_path, registry, podman, name)
     yield made
     until(lambda: not begun_with(f"BOOTSEER_RUNTIME={made.runtime}"), "all servers have ended")
-    assert made.left() == []
+    left = made.left()
+    assert not left, left

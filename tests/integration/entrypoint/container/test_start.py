@@ -14,6 +14,7 @@ import pytest
 from bootseer.blocks.link_turns import HOT, LinkTurns
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
+from bootseer.system.processes import children_of
 from tests.support.labs.containers import LARGE, SUM, ContainerLab, checkpoint, deps, times
 from tests.support.mounts.images import begun_with
 from tests.support.waiting import until
@@ -215,6 +216,54 @@ def test_a_container_goes_on_when_its_command_is_killed(lab: ContainerLab) -> No
     assert seen.read_text() == "new\ny\nown\n"
     lab.await_layers(ref)
     until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
+
+
+WAIT = "echo ready; while ! cat /log/end >/dev/null 2>&1; do sleep 0.1; done; "
+
+
+def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> None:
+    """What it has written is its own until it ends, and is then swept."""
+    ref = lab.publish()
+    lab.configure(deps(lab))
+    lab.run(ref, "echo", "so that there is a layer")
+    lab.await_layers(ref)
+    job = f"echo kept > /opt/written; {WAIT} cat /opt/new /opt/written > /log/result"
+    words = lab.words(ref, "sh", "-c", job)
+    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        (podman,) = (
+            process
+            for process in children_of(first.pid)
+            if Path(f"/proc/{process}/comm").read_text() == "podman\n"
+        )
+        os.kill(podman, signal.SIGKILL)
+        assert first.wait(60) == 128 + signal.SIGKILL
+    (lab.log / "end").touch()
+    result = lab.log / "result"
+    until(lambda: result.exists() and result.read_text() == "new\nkept\n", "the job has ended")
+    until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
+
+
+def test_a_namespace_that_somebody_makes_meanwhile_keeps_no_folder(lab: ContainerLab) -> None:
+    """It has a copy of all mounts, as that of any container has while it is made."""
+    ref = lab.publish()
+    lab.configure(deps(lab))
+    words = lab.words(ref, "sh", "-c", WAIT)
+    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        with subprocess.Popen(["unshare", "--mount", "sleep", "infinity"]) as other:
+            try:
+                mounts = Path(f"/proc/{other.pid}/mountinfo")
+                until(lambda: "sleep" in Path(f"/proc/{other.pid}/comm").read_text(), "it is made")
+                assert f"{lab.cache}/containers" in mounts.read_text()
+                (lab.log / "end").touch()
+                assert first.wait(60) == 0
+                until(lambda: lab.ends("deps.publish"), "the layer is published")
+                until(lambda: not lab.left(), "nothing is left")
+            finally:
+                other.kill()
 
 
 def test_a_signal_ends_the_install_and_leaves_nothing(lab: ContainerLab) -> None:
