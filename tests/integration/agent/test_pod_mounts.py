@@ -7,6 +7,8 @@ no_new_privs, where /dev/fuse is /dev/null.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import os
 import shutil
 import signal
@@ -277,6 +279,43 @@ def test_a_newer_pods_request_is_refused_and_the_pod_goes_on(node: Node) -> None
     assert said.startswith("no: fusermount3 did not mount")  # which is tried last
     assert of_another in said
     assert node.run(SERVE).startswith("fuse.bootseer True")
+
+
+START = """
+command = [sys.executable, "-m", "bootseer", "start", "--config", where + "/bootseer.toml"]
+command += ["--events", where + "/events", "--", "cat", where + "/ckpt/model.pt"]
+done = subprocess.run(command, capture_output=True)
+written = [json.loads(line) for name in os.listdir(where + "/events")
+           for line in open(where + "/events/" + name)]
+loads = [e for e in written if (e["event"], e["name"]) == ("end", "checkpoint.load")]
+say(json.dumps([done.returncode, done.stdout == CONTENT, done.stderr.decode(), loads]))
+"""
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same", "other"])
+def test_a_start_in_a_pod_whose_agent_is_of_another_version(node: Node, is_other: bool) -> None:
+    """Its checkpoint is copied, and the report says why."""
+    if is_other:
+        place = node.folder / "bootseer/fuse/mount/agent_mount.py"
+        changed = place.read_text().replace("\nVERSION = 1\n", "\nVERSION = 2\n")
+        assert changed != place.read_text()
+        place.write_text(changed)
+    for name in ("xxhash", "zstandard"):  # which Debian's Python may lack
+        (package,) = importlib.import_module(name).__path__
+        shutil.copytree(package, node.folder / name)
+        subprocess.run(["chmod", "-R", "a+rX", node.folder / name], check=True)
+    where, store = node.directory(), node.folder / "store"
+    store.mkdir()
+    (store / "model.pt").write_bytes(CONTENT)
+    text = f'[checkpoint]\nurl = "file://{store}/model.pt"\nto = "{where}/ckpt"\nload = ["false"]\n'
+    (where / "bootseer.toml").write_text(text)
+    code, is_whole, error, loads = json.loads(node.run(START, where))
+    (load,) = loads
+    assert (code, is_whole, load["status"]) == (0, True, "ok"), error
+    about = load["attributes"]
+    assert about["bootseer.form"] == ("copy" if is_other else "mount")
+    for told in (error, about["bootseer.why"]):
+        assert ("of another version of bootseer" in told) == is_other
 
 
 def test_a_socket_that_a_pod_may_not_open_costs_nothing(node: Node) -> None:

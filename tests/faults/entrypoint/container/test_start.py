@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.labs.containers import (
+    INSTALL,
     LARGE,
     SUM,
     ContainerLab,
@@ -303,3 +304,38 @@ def test_a_disk_that_fills_up_in_the_middle_of_an_install(lab: ContainerLab) -> 
         until(lambda: not begun_with(f"BOOTSEER_RUNTIME={lab.runtime}"), "its servers have ended")
         (disk,) = lab.left()  # nothing but its own mount
         assert f" {lab.cache} " in disk
+
+
+def test_a_disk_that_fills_up_while_a_layer_is_published(lab: ContainerLab) -> None:
+    """The job has its dependencies, and the next start makes the layer."""
+    begun, goes_on = threading.Event(), threading.Event()
+    ref = lab.publish(symlink("bin/head", "busybox"))
+    lab.configure(deps(lab, f"{INSTALL}; head -c 3000000 /dev/urandom > /opt/large"))
+
+    def hold(_: socket.socket, request: Request) -> None:
+        if request.method == "PUT" and "/manifests/" in request.target:
+            begun.set()
+            goes_on.wait(60)
+
+    with small_disk(lab.cache, lab.folder / "disk"), Gate(lab.registry.host) as gate:
+        gate.rules = [hold]
+        ours = through(ref, gate.authority)
+        out, _ = lab.run(ours, "cat", "/opt/new", "/opt/old/y")
+        assert out == "new\ny\n"
+        assert begun.wait(60)
+        with contextlib.suppress(OSError), (lab.cache / "most").open("wb", 0) as file:
+            while True:  # the layer is on the disk, and its block image is not
+                file.write(bytes(1 << 20))
+        disk = os.statvfs(lab.cache)
+        assert disk.f_bavail * disk.f_frsize < 1 << 20
+        goes_on.set()
+        until(lambda: not begun_with(f"BOOTSEER_RUNTIME={lab.runtime}"), "its publisher has ended")
+        (end, fault) = lab.ends("deps.publish")
+        assert (end["status"], fault["status"]) == ("error", "fallback")
+        assert "No space left" in fault["attributes"]["bootseer.reason"]
+        assert lab.tags(ref) == []
+        (lab.cache / "most").unlink()
+        out, _ = lab.run(ours, "cat", "/opt/new", "/opt/old/y")
+        assert (out, times(lab)) == ("new\ny\n", 2)
+        until(lambda: lab.tags(ref), "the layer is published")
+        until(lambda: not begun_with(f"BOOTSEER_RUNTIME={lab.runtime}"), "its servers have ended")
