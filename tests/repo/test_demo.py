@@ -17,7 +17,7 @@ from rich.console import Console
 from bootseer.errors import NoSpaceError
 from bootseer.profiler.report.model import PartUse
 from tests.support.samples.wheels import make_wheel
-from tools import machine
+from tools import machine, netdelay
 from tools.demo import __main__ as demo
 from tools.demo import checkpoints, containers, lab, options, stages, starts
 from tools.podman import mounts_below
@@ -153,7 +153,22 @@ def test_where_containers_cannot_run_the_part_says_why(
 ) -> None:
     monkeypatch.setenv("PATH", str(chosen.kept))
     why = containers.missing()
-    assert "root" in why or "docker-registry, skopeo, podman, runc, gcc, ip not installed" in why
+    assert "root" in why or f"{', '.join(containers.PROGRAMS)} not installed" in why
+
+
+@pytest.mark.root
+@pytest.mark.debian("nginx-light")
+@pytest.mark.debian("podman")
+@pytest.mark.debian("docker-registry")
+def test_where_the_link_cannot_be_emulated_the_part_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert containers.missing() == ""
+    lacking = tmp_path / "delay.c"
+    lacking.write_text('#include "not-installed.h"\n')
+    monkeypatch.setattr(netdelay, "SOURCE", lacking)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "install Debian's libnetfilter-queue-dev" in containers.missing()
 
 
 @pytest.mark.timeout(1200)  # it takes three minutes alone

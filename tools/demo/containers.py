@@ -16,13 +16,14 @@ from pathlib import Path
 from bootseer.errors import NotSupportedError
 from bootseer.fuse.mount.mount_point import can_mount
 from bootseer.profiler.report.model import PartUse, StartKind
+from tools import netdelay
 from tools.demo import outcome
 from tools.demo.options import Options
 from tools.netlab import own_network
 from tools.startlab.lab import Job, StartLab, download
 from tools.startlab.starts import Start, Starts
 
-PROGRAMS = ("docker-registry", "skopeo", "podman", "runc", "gcc", "ip")
+PROGRAMS = ("docker-registry", "skopeo", "podman", "runc", "gcc", "ip", "iptables")
 LABELS = {
     "plain": "plain: pull, install, fetch, then the job",
     "record": "bootseer, nothing published yet",
@@ -45,6 +46,10 @@ def missing() -> str:
         return f"{', '.join(absent)} not installed (Debian's packages of these names)"
     if not os.path.exists("/dev/fuse"):
         return "this machine has no /dev/fuse"
+    try:
+        netdelay.program()
+    except RuntimeError as error:
+        return f"the link's round trip cannot be emulated: {error}"
     return ""
 
 
