@@ -49,7 +49,8 @@ def missing() -> str:
     try:
         netdelay.program()
     except RuntimeError as error:
-        return f"the link's round trip cannot be emulated: {error}"
+        first_line = str(error).splitlines()[0]
+        return f"the link's round trip cannot be emulated: {first_line}"
     return ""
 
 

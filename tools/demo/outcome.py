@@ -14,6 +14,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
+from bootseer.errors import CorruptDataError
 from bootseer.profiler.render import html as render_html
 from bootseer.profiler.render import terminal as render_terminal
 from bootseer.profiler.report import analysis
@@ -82,6 +83,8 @@ def _compare(
     loaded = load.load(candidate)
     if only is not None:
         mine = [s for s in loaded.starts if s.sources[0].identity.kind == only]
+        if not mine:
+            raise CorruptDataError(f"the report found no start of the kind {only}: a fault of ours")
         loaded = dataclasses.replace(loaded, starts=tuple(mine))
     return analysis.analyse(loaded, baseline=load.load(baseline))
 
