@@ -24,7 +24,7 @@ REST_S = 30.0
 FILLS = 2  # `whole` may drop wrong blocks, which are fetched once more
 POLL_S = 0.2
 LOOK_S = 0.5  # between looks for reads
-MOST_WAY_S = 600.0  # given to others without a break: a start that takes longer probably hangs
+YIELD_LIMIT_S = 600.0  # without a break: a start that needs the link for longer probably hangs
 STORED_S = 0.5  # without news of the blocks of a step; then the fill itself stores them
 TURN_S = 2.0  # between looks whether another server of the image has ended
 
@@ -49,7 +49,7 @@ class Fill:
         self._settings, self._busy, self._over = settings, busy, over
         self._closing = threading.Event()
         self._seen = -1  # reads, as of the last look
-        self._given_way_s = 0.0
+        self._yielded_s = 0.0
         self.done = threading.Event()
         self.filled_bytes = 0
 
@@ -181,17 +181,17 @@ class Fill:
         settings, quiet_s = self._settings, math.inf  # unless something happened since
         while not self._closing.is_set():
             seen = self._busy()
-            gives_way = needs_link and seen.link_taken and self._given_way_s < MOST_WAY_S
-            if seen.reads != self._seen or seen.waiting or gives_way:
+            yields = needs_link and seen.link_taken and self._yielded_s < YIELD_LIMIT_S
+            if seen.reads != self._seen or seen.waiting or yields:
                 self._seen, quiet_s = seen.reads, 0.0
             needed_s = settings.quiet_s if self._over() else settings.start_quiet_s
-            if quiet_s >= needed_s and not seen.waiting and not gives_way:
+            if quiet_s >= needed_s and not seen.waiting and not yields:
                 return True
             pause_s = min(max(needed_s - quiet_s, POLL_S), LOOK_S)
             self._closing.wait(pause_s)
             quiet_s += pause_s
             if needs_link:
-                self._given_way_s = self._given_way_s + pause_s if seen.link_taken else 0.0
+                self._yielded_s = self._yielded_s + pause_s if seen.link_taken else 0.0
         return False
 
     def _step(self, blocks: list[int]) -> bool:

@@ -395,7 +395,7 @@ def test_a_link_that_is_never_free_is_waited_for_no_longer_than_a_start_takes(
     assert sum(pauses.waits) == 2
     for _ in range(2):
         assert fill.quiet()
-        assert sum(pauses.waits) == 2 + fill_module.MOST_WAY_S + 2 - fill_module.LOOK_S
+        assert sum(pauses.waits) == 2 + fill_module.YIELD_LIMIT_S + 2 - fill_module.LOOK_S
 
 
 def test_servers_of_one_image_take_turns(
