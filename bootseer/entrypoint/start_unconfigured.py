@@ -56,10 +56,19 @@ def start(job: Sequence[str], events_target: str, environ: MutableMapping[str, s
 
 
 def announce_start(
-    writer: events.AnyWriter, job: Sequence[str], environ: MutableMapping[str, str]
+    writer: events.AnyWriter,
+    job: Sequence[str],
+    environ: MutableMapping[str, str],
+    *,
+    makes_container: bool = False,
 ) -> None:
-    """Write the event of a start, and set the variables that make the job's events belong to it."""
-    if "BOOTSEER_TRACEPARENT" not in environ and isinstance(writer, events.Writer):
+    """Write the event of a start, and set the variables that make the job's events belong to it.
+
+    `makes_container`: the job gets a container of its own, and the one that this process may be in
+    began before the start.
+    """
+    is_first = "BOOTSEER_TRACEPARENT" not in environ and not makes_container
+    if is_first and isinstance(writer, events.Writer):
         from bootseer.events import resource
 
         if resource.in_container():

@@ -68,7 +68,9 @@ def run(
     target = job.events or settings.mount.events_dir or environ.get("BOOTSEER_EVENTS")
     default = events.default_directory(environ)
     with events.open_writer(target or None, environ, default) as writer:
-        start_unconfigured.announce_start(writer, settings.words or ("podman",), environ)
+        start_unconfigured.announce_start(
+            writer, settings.words or ("podman",), environ, makes_container=True
+        )
         if isinstance(writer, events.Writer) and os.path.isdir(writer.target):
             mounted = dataclasses.replace(settings.mount, events_dir=writer.target)
             settings = dataclasses.replace(settings, mount=mounted)

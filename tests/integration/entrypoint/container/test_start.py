@@ -301,3 +301,16 @@ def test_a_start_that_was_killed_is_not_joined_with_the_next(lab: ContainerLab) 
     assert len({event["trace_id"] for event in points}) == 1  # which nobody told apart
     began_s = [event["time_unix_nano"] / 1e9 for event in points]
     assert [start.began_unix_s for start in starts] == pytest.approx(began_s, abs=0.1)
+
+
+def test_a_start_that_is_asked_for_in_a_container_does_not_begin_with_that_one(
+    lab: ContainerLab,
+) -> None:
+    ref = lab.publish()
+    lab.configure(checkpoint(lab))
+    within = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
+    within += ["sh", "-c", 'sleep 2; "$@"; exit "$?"', "sh"]
+    subprocess.run([*within, *lab.words(ref, "echo", "job")], env=lab.environment, check=True)
+    (point,) = lab.ends("start")
+    (start,) = analysis.analyse(load([str(lab.events)])).starts
+    assert start.began_unix_s == pytest.approx(point["time_unix_nano"] / 1e9, abs=0.5)
