@@ -405,20 +405,25 @@ def _count_attempt(identity: Identity, number: int, kind: str) -> Identity:
 def _find_kind(before: _Attempt, after: _Attempt) -> str:
     """What happened in most places of an attempt."""
     in_place = sum(
-        place in before.rounds
-        and _is_same_container(before.rounds[place][-1].identity(), rounds[0].identity())
+        place in before.rounds and _is_same_container(before.rounds[place][-1], rounds[0])
         for place, rounds in after.rounds.items()
     )
     return "restart_in_place" if 2 * in_place > len(after.rounds) else "restart"
 
 
-def _is_same_container(before: Identity, after: Identity) -> bool:
-    """Whether two commands ran in one container, or without one on one boot of a node."""
-    if after.makes_container:
+def _is_same_container(before: _Round, after: _Round) -> bool:
+    """Whether a round ran in the container of the one before, or without one on the same boot."""
+    old, new = before.identity(), after.identity()
+    if new.makes_container or old.boot_id != new.boot_id:
         return False
-    if (before.boot_id, before.place) != (after.boot_id, after.place):
+    containers = {
+        (each.place, each.container)
+        for each in (source.identity for source in before.sources)
+        if each.container and not each.makes_container
+    }
+    if containers and new.container:
+        return (new.place, new.container) in containers
+    if old.place != new.place:
         return False
-    if before.container and after.container:
-        return before.container == after.container
     # Two processes of one number had each a process namespace of its own.
-    return before.process_id is None or before.process_id != after.process_id
+    return old.process_id is None or old.process_id != new.process_id

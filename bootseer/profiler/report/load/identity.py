@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.profiler.report.load.spans import Identity
 
+_PROGRAMS = frozenset(("bootseer", "bootseer-python"))
+"""Our program, and what it goes on as where it is installed."""
+
 
 def identity_of(attributes: Mapping[str, object], path: str) -> Identity:
     """Read a resource line's attributes; without a node in them, the file's name gives it.
@@ -53,7 +56,7 @@ def _is_image_run(words: object) -> bool:
         return False
     at = words.index("image")
     before, after = words[at - 1 : at], words[at + 1 : at + 2]
-    return after == ["run"] and [os.path.basename(str(word)) for word in before] == ["bootseer"]
+    return after == ["run"] and any(os.path.basename(str(word)) in _PROGRAMS for word in before)
 
 
 def resolve_nodes(identities: Sequence[Identity]) -> list[Identity]:

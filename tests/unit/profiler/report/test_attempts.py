@@ -80,11 +80,16 @@ def test_a_command_that_was_killed_and_run_again(tmp_path: Path, step_s: float |
 
 
 IMAGE_RUN = ["/usr/bin/python3", "/usr/bin/bootseer", "image", "run", "registry/job:1"]
+INSTALLED_RUN = ["/v/bin/python", "-I", "/v/bin/bootseer-python", "image", "run", "registry/job:1"]
 
 
 @pytest.mark.parametrize(
     ("words", "kind"),
-    [(IMAGE_RUN, "restart"), (["bootseer", "start", "--", "image", "run"], "restart_in_place")],
+    [
+        (IMAGE_RUN, "restart"),
+        (INSTALLED_RUN, "restart"),
+        (["bootseer", "start", "--", "image", "run"], "restart_in_place"),
+    ],
 )
 def test_starts_whose_end_nothing_tells(tmp_path: Path, words: list[str], kind: str) -> None:
     """The first was killed before its first step, and had a process that outlived it."""
@@ -161,6 +166,23 @@ def test_a_command_that_is_run_again_in_its_container(tmp_path: Path) -> None:
     for number in range(2):
         run(tmp_path, 60 * number, ended_s=20, **pod)
     assert [kind for _, kind, _ in attempts(tmp_path)] == ["first", "restart_in_place"]
+
+
+@pytest.mark.parametrize("around", ["", "d" * 64])
+@pytest.mark.parametrize(
+    ("containers", "kind"), [("cc", "restart_in_place"), ("ce", "restart"), ("cd", "restart")]
+)
+def test_a_job_that_runs_again_in_the_container_that_was_made_for_it(
+    tmp_path: Path, around: str, containers: str, kind: str
+) -> None:
+    """The command that made it is itself outside, or in another one."""
+    start = EventFile("a", container__id=around, process__command_args=INSTALLED_RUN)
+    start.point("start", 0).write(tmp_path)
+    for number, container in enumerate(containers):
+        job = EventFile("a", 0, container__id=container * 64, process__pid=6 - 5 * number)
+        job.span("imports", 20 * number + 1, 20 * number + 5, within=f"{start.prefix}ffffff")
+        job.point("first_step", 20 * number + 6).write(tmp_path)
+    assert [found for _, found, _ in attempts(tmp_path)][1:] == [kind]
 
 
 def test_a_node_that_was_booted_in_between_is_no_restart_in_place(tmp_path: Path) -> None:
