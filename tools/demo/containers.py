@@ -48,7 +48,7 @@ def missing() -> str:
         return "this machine has no /dev/fuse"
     try:
         netdelay.program()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         first_line = str(error).splitlines()[0]
         return f"the link's round trip cannot be emulated: {first_line}"
     return ""

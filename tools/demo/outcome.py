@@ -65,12 +65,16 @@ def evaluate(
     baseline = _events(starts, PLAIN)
     report = _compare(_events(starts, FRESH), baseline)
     report = dataclasses.replace(report, parts=dict(parts), emulated=tuple(emulated))
-    others = {}
+    others, faults = {}, list(faults)
     for kind in labels:
         mine = _events(starts, kind)
         if kind in (PLAIN, FRESH) or len(mine) < 2:
             continue
-        comparison = _compare(mine, baseline, only.get(kind)).comparison
+        try:
+            comparison = _compare(mine, baseline, only.get(kind)).comparison
+        except CorruptDataError as error:
+            faults.append(f"{kind}: {error}")
+            continue
         if comparison is not None:
             others[labels[kind]] = comparison
     return Result(report, others, tuple(starts), tuple(faults), labels)

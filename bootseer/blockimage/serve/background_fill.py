@@ -181,6 +181,8 @@ class Fill:
         settings, quiet_s = self._settings, math.inf  # unless something happened since
         while not self._closing.is_set():
             seen = self._busy()
+            if not seen.link_taken:
+                self._yielded_s = 0.0
             yields = needs_link and seen.link_taken and self._yielded_s < YIELD_LIMIT_S
             if seen.reads != self._seen or seen.waiting or yields:
                 self._seen, quiet_s = seen.reads, 0.0
@@ -190,8 +192,8 @@ class Fill:
             pause_s = min(max(needed_s - quiet_s, POLL_S), LOOK_S)
             self._closing.wait(pause_s)
             quiet_s += pause_s
-            if needs_link:
-                self._yielded_s = self._yielded_s + pause_s if seen.link_taken else 0.0
+            if needs_link and seen.link_taken:
+                self._yielded_s += pause_s
         return False
 
     def _step(self, blocks: list[int]) -> bool:

@@ -382,20 +382,26 @@ def test_a_pause_counts_from_the_end_of_a_wait(source: FileSource, cache: NodeCa
 def test_a_link_that_is_never_free_is_waited_for_no_longer_than_a_start_takes(
     source: FileSource, cache: NodeCache
 ) -> None:
-    """And not at all by what reads this node's disk."""
-    pauses = Pauses()
+    """And not at all by what reads this node's disk; but again once it was free."""
+    pauses, taken = Pauses(), True
     fill, _ = a_fill(
         source,
         cache,
         FillSettings(quiet_s=2),
         pauses=pauses,
-        busy=lambda: Activity(0, 0, link_taken=True),
+        busy=lambda: Activity(0, 0, link_taken=taken),
     )
     assert fill.quiet(needs_link=False)
     assert sum(pauses.waits) == 2
     for _ in range(2):
         assert fill.quiet()
         assert sum(pauses.waits) == 2 + fill_module.YIELD_LIMIT_S + 2 - fill_module.LOOK_S
+    before_s = sum(pauses.waits)
+    taken = False
+    assert fill.quiet()
+    taken = True
+    assert fill.quiet()
+    assert sum(pauses.waits) - before_s == fill_module.YIELD_LIMIT_S + 2 - fill_module.LOOK_S
 
 
 def test_servers_of_one_image_take_turns(

@@ -16,8 +16,8 @@ instead of coming to one. Otherwise one of several nodes was restarted while the
 it: a try within the same start, see `tries`. Processes that other places began about then or later
 belong to the new attempt.
 
-An attempt's kind is `restart_in_place` where its commands run in the containers (without
-containers, the boots) of the attempt before, else `restart`. Each `image run` makes a container.
+An attempt's kind is `restart_in_place` where it runs in the containers (without containers, on the
+boots) of the attempt before, else `restart`. Each `image run` makes a container.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _TOGETHER_NS = 120 * 10**9
 """How long before a place that runs again others may have begun again: clocks, raw here, may be a
 minute off, and ranks may notice that one is gone before it is back."""
 
+_Container = tuple[str | None, str | None]
+"""The pod's uid or the container's id, and what the container is called."""
 _Owner = tuple[str, int | None]
 """What may run again: an entry's name, or a first step, and the rank that it is of."""
 _Entries = dict[_Owner, list[_Entry]]
@@ -151,6 +153,22 @@ class _Round:
                 wall_extent_of(source)[0],
             ),
         ).identity
+
+    def containers(self) -> list[_Container]:
+        """Those that its ranks ran in, or else that of its first process, in order of time.
+
+        Without the one around a command that makes one for others.
+        """
+        sources = [
+            source
+            for source in self.sources
+            if source.identity.container and not source.identity.makes_container
+        ]
+        sources.sort(key=lambda source: wall_extent_of(source)[0])
+        ranks = [source for source in sources if source.identity.rank is not None]
+        return [
+            (source.identity.place, source.identity.container) for source in ranks or sources[:1]
+        ]
 
     def last_step_ns(self) -> float:
         """When its last rank came to its first step; minus infinity where none did."""
@@ -302,15 +320,21 @@ def _split_rounds(
         for entry in entries.get(owner, ()):
             if entry.begin_ns < begin_ns:
                 last_round_of.setdefault(entry.prefix, len(begins) - 2)
+    first_round_of: dict[str, int] = {}
+    for of_owner in entries.values():
+        for entry in of_owner:
+            first = bisect.bisect_right(begins, entry.begin_ns) - 1
+            first_round_of[entry.prefix] = min(first, first_round_of.get(entry.prefix, first))
     rounds = [_Round(place, begin) for begin in begins]
-    families = _Families(sources) if last_round_of else None
-    prefixes = {entry.prefix for of_owner in entries.values() for entry in of_owner}
+    families = _Families(sources) if first_round_of else None
     for source in sources:
         begin_ns = wall_extent_of(source)[0]
         number = bisect.bisect_right(begins, begin_ns) - 1
-        if families is not None and number:
-            origin = families.find_first(source, prefixes)
-            number = min(number, last_round_of.get(origin or "", number))
+        origin = None if families is None else families.find_first(source, first_round_of)
+        if origin is not None:
+            # What it tells of, such as the container's making, may have begun before it did.
+            number = max(number, first_round_of[origin])
+            number = min(number, last_round_of.get(origin, number))
         rounds[number].sources.append(source)
     for round_ in rounds:
         if round_.sources:
@@ -416,13 +440,9 @@ def _is_same_container(before: _Round, after: _Round) -> bool:
     old, new = before.identity(), after.identity()
     if new.makes_container or old.boot_id != new.boot_id:
         return False
-    containers = {
-        (each.place, each.container)
-        for each in (source.identity for source in before.sources)
-        if each.container and not each.makes_container
-    }
-    if containers and new.container:
-        return (new.place, new.container) in containers
+    containers, again = before.containers(), after.containers()
+    if containers and again:
+        return again[0] in containers
     if old.place != new.place:
         return False
     # Two processes of one number had each a process namespace of its own.

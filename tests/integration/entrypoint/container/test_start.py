@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,18 @@ def test_a_container_goes_on_when_its_command_is_killed(lab: ContainerLab) -> No
 WAIT = "echo ready; while ! cat /log/end >/dev/null 2>&1; do sleep 0.1; done; "
 
 
+@contextlib.contextmanager
+def waiting(lab: ContainerLab, words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A container whose job has begun to WAIT; it ends with the block at the latest."""
+    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "ready\n"
+            yield first
+        finally:
+            (lab.log / "end").touch()
+
+
 def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> None:
     """What it has written is its own until it ends, and is then swept."""
     ref = lab.publish()
@@ -229,9 +242,7 @@ def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> Non
     lab.await_layers(ref)
     job = f"echo kept > /opt/written; {WAIT} cat /opt/new /opt/written > /log/result"
     words = lab.words(ref, "sh", "-c", job)
-    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "ready\n"
+    with waiting(lab, words) as first:
         (podman,) = (
             process
             for process in children_of(first.pid)
@@ -239,7 +250,6 @@ def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> Non
         )
         os.kill(podman, signal.SIGKILL)
         assert first.wait(60) == 128 + signal.SIGKILL
-    (lab.log / "end").touch()
     result = lab.log / "result"
     until(lambda: result.exists() and result.read_text() == "new\nkept\n", "the job has ended")
     until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
@@ -250,20 +260,18 @@ def test_a_namespace_that_somebody_makes_meanwhile_keeps_no_folder(lab: Containe
     ref = lab.publish()
     lab.configure(deps(lab))
     words = lab.words(ref, "sh", "-c", WAIT)
-    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "ready\n"
-        with subprocess.Popen(["unshare", "--mount", "sleep", "infinity"]) as other:
-            try:
-                mounts = Path(f"/proc/{other.pid}/mountinfo")
-                until(lambda: "sleep" in Path(f"/proc/{other.pid}/comm").read_text(), "it is made")
-                assert f"{lab.cache}/containers" in mounts.read_text()
-                (lab.log / "end").touch()
-                assert first.wait(60) == 0
-                until(lambda: lab.ends("deps.publish"), "the layer is published")
-                until(lambda: not lab.left(), "nothing is left")
-            finally:
-                other.kill()
+    sleep = ["unshare", "--mount", "sleep", "infinity"]
+    with waiting(lab, words) as first, subprocess.Popen(sleep) as other:
+        try:
+            mounts = Path(f"/proc/{other.pid}/mountinfo")
+            until(lambda: "sleep" in Path(f"/proc/{other.pid}/comm").read_text(), "it is made")
+            assert f"{lab.cache}/containers" in mounts.read_text()
+            (lab.log / "end").touch()
+            assert first.wait(60) == 0
+            until(lambda: lab.ends("deps.publish"), "the layer is published")
+            until(lambda: not lab.left(), "nothing is left")
+        finally:
+            other.kill()
 
 
 def test_a_signal_ends_the_install_and_leaves_nothing(lab: ContainerLab) -> None:

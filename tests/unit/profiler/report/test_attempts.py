@@ -185,6 +185,47 @@ def test_a_job_that_runs_again_in_the_container_that_was_made_for_it(
     assert [found for _, found, _ in attempts(tmp_path)][1:] == [kind]
 
 
+@pytest.mark.parametrize("name", ["container__id", "bootseer__container"])
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize(("containers", "kind"), [("cc", "restart_in_place"), ("ce", "restart")])
+def test_what_prepares_a_container_before_it_knows_its_rank(
+    tmp_path: Path, name: str, outside: bool, containers: str, kind: str
+) -> None:
+    """It begins before the rank, by which the attempts are told where nothing else tells them."""
+    for number, container in enumerate(containers):
+        at_s = 20.0 * number
+        within = {}
+        if outside:  # a plain command that makes a container
+            start = EventFile("a", process__pid=40 + number).point("start", at_s)
+            start.write(tmp_path)
+            within = {"within": f"{start.prefix}ffffff"}
+        about = {name: container * 64}
+        install = EventFile("a", **about).span("deps.install", at_s + 1, at_s + 4, **within)
+        install.write(tmp_path)
+        job = EventFile("a", 0, **about).span("imports", at_s + 5, at_s + 8, **within)
+        job.point("first_step", at_s + 9).write(tmp_path)
+    assert [found for _, found, _ in attempts(tmp_path)][1:] == [kind]
+
+
+@pytest.mark.parametrize(("containers", "kind"), [("cc", "restart_in_place"), ("ce", "restart")])
+def test_a_command_that_tells_when_its_container_was_made(
+    tmp_path: Path, containers: str, kind: str
+) -> None:
+    """That was before the command, which begins the attempt; the first came to no first step."""
+    for number, container in enumerate(containers):
+        at_s, about = 60.0 * number, {"container__id": container * 64}
+        start = EventFile("a", 0, process__pid=7 + number, **about)
+        start.span("container.start", at_s - 1, at_s).point("start", at_s).write(tmp_path)
+        job = EventFile("a", 0, **about).span(
+            "imports", at_s + 1, at_s + 3, within=f"{start.prefix}ffffff"
+        )
+        if number:
+            job.point("first_step", at_s + 4)
+        job.write(tmp_path)
+    assert [found for _, found, _ in attempts(tmp_path)][1:] == [kind]
+    assert [start.processes for start in report_of(tmp_path).starts] == [2, 2]
+
+
 def test_a_node_that_was_booted_in_between_is_no_restart_in_place(tmp_path: Path) -> None:
     run(tmp_path, 0, ended_s=20)
     run(tmp_path, 100, bootseer__boot_id="another")
