@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -375,12 +376,16 @@ class Starts:
         return pack + self._lab.sizes.wheels + self._lab.sizes.checkpoint
 
     def publish_hot_sets(self) -> None:
-        """Publish what the starts on this node have read, of the image and of the layer."""
-        for ref in self.refs():
-            words = ["--workload", WORKLOAD, "--push", "--plain-http"]
-            cache = ["--cache", str(self.node / "cache")]
-            ours = [sys.executable, "-m", "bootseer", "image", "hotset", "build"]
-            call([*ours, *words, *cache, ref], env=self._lab.podman.environment)
+        """Publish what the starts on this node have read, of the image and of the layer at once."""
+        words = [sys.executable, "-m", "bootseer", "image", "hotset", "build"]
+        words += ["--workload", WORKLOAD, "--push", "--plain-http"]
+        words += ["--cache", str(self.node / "cache")]
+
+        def publish(ref: str) -> None:
+            call([*words, ref], env=self._lab.podman.environment)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(publish, self.refs()))
 
     # --- measuring ------------------------------------------------------------------------------
 
