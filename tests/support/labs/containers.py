@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -21,6 +22,8 @@ from tests.support.waiting import until
 
 TOOLS = ("sh", "cat", "echo", "sleep", "sha256sum", "rm", "mkdir", "touch", "ls", "id", "cp", "env")
 LARGE = content(3_000_000)
+WAIT = "echo ready; while ! cat /log/go >/dev/null 2>&1; do sleep 0.1; done; "
+"""The beginning of a job that says that it runs, and goes on when `go` is in the log's folder."""
 
 
 def members() -> list[Any]:
@@ -101,6 +104,20 @@ class ContainerLab:
     def tags(self, ref: str) -> list[str]:
         with open_repository(ref)[0] as repository:
             return [tag for tag in repository.tags() if tag.startswith("bootseer-deps-")]
+
+    @contextlib.contextmanager
+    def begun(self, ref: str, job: str) -> Iterator[subprocess.Popen[str]]:
+        """A container whose job, which begins with WAIT, runs; it ends in any case."""
+        words = self.words(ref, "sh", "-c", job)
+        with subprocess.Popen(
+            words, env=self.environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+                yield process
+            finally:
+                (self.log / "go").touch()
 
     def await_layers(self, ref: str, count: int = 1) -> None:
         until(lambda: len(self.tags(ref)) == count, "the layer is published")

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from bootseer.blocks.link_turns import HOT, LinkTurns
 from bootseer.stripedfs.write.put import put_into
-from tests.support.labs.containers import LARGE, ContainerLab
+from tests.support.labs.containers import LARGE, WAIT, ContainerLab
 from tests.support.labs.registry_proxy import Gate
 from tests.support.labs.web_servers import Request, nginx
 from tests.support.mounts.checkpoints import content, put_bytes, store_of
@@ -32,7 +31,6 @@ pytestmark = [
 SILENT_S = 60.0
 """Longer than all that a start may wait for a store."""
 NEWER = content(len(LARGE), seed=7)
-WAIT = "echo ready; while ! cat /log/go >/dev/null 2>&1; do sleep 0.1; done; "
 
 
 class Store(Gate):
@@ -65,19 +63,6 @@ def store(lab: ContainerLab) -> Iterator[Store]:
             yield served
         finally:
             served.released.set()
-
-
-@contextlib.contextmanager
-def begun(lab: ContainerLab, ref: str, job: str) -> Iterator[subprocess.Popen[str]]:
-    """A container whose job runs once it has said so; it ends in any case."""
-    words = lab.words(ref, "sh", "-c", job)
-    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            (lab.log / "go").touch()
 
 
 def put(lab: ContainerLab, name: str, data: bytes, at_s: int) -> None:
@@ -159,7 +144,7 @@ def test_a_wrong_guess_is_dropped_and_never_waited_for(lab: ContainerLab) -> Non
         put_into(store_of(lab.folder / "store"), "run", str(run))
         configure(lab, f"http://{served.authority}/run", 'prefetch = "step-*"\n')
         served.hold(lambda request: request.method == "GET" and "step-2" in request.target)
-        with begun(lab, ref, f"{WAIT}sha256sum /ckpt/step-1") as job:
+        with lab.begun(ref, f"{WAIT}sha256sum /ckpt/step-1") as job:
             until(lambda: served.held, "the guess is being fetched", limit_s=60)
             (lab.log / "go").touch()
             assert job.stdout is not None
@@ -191,7 +176,7 @@ def test_a_checkpoint_published_while_the_last_one_is_fetched_is_read_unmixed(
     with (
         LinkTurns.of(str(lab.runtime)) as turns,
         turns.holding(HOT),
-        begun(lab, ref, f"{WAIT}{find}; sha256sum /ckpt/$name") as job,
+        lab.begun(ref, f"{WAIT}{find}; sha256sum /ckpt/$name") as job,
     ):
         until(lambda: is_fetching(lab), "the last one is to be fetched", limit_s=60)
         put(lab, newer, NEWER, 200)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from bootseer.blocks.link_turns import HOT, LinkTurns
 from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.system.processes import children_of
-from tests.support.labs.containers import LARGE, SUM, ContainerLab, checkpoint, deps, times
+from tests.support.labs.containers import LARGE, SUM, WAIT, ContainerLab, checkpoint, deps, times
 from tests.support.mounts.images import begun_with
 from tests.support.waiting import until
 
@@ -203,8 +202,9 @@ def test_a_container_goes_on_when_its_command_is_killed(lab: ContainerLab) -> No
     """Nothing that it uses is removed by the next start."""
     ref = lab.publish()
     lab.configure(checkpoint(lab) + deps(lab))
-    job = "echo ready; while ! cat /log/go >/dev/null 2>&1; do sleep 0.1; done; "
-    job += "cat /opt/new /opt/old/y > /log/seen; echo own > /opt/own; cat /opt/own >> /log/seen"
+    job = (
+        WAIT + "cat /opt/new /opt/old/y > /log/seen; echo own > /opt/own; cat /opt/own >> /log/seen"
+    )
     words = lab.words(ref, "sh", "-c", job)
     with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
@@ -219,21 +219,6 @@ def test_a_container_goes_on_when_its_command_is_killed(lab: ContainerLab) -> No
     until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
 
 
-WAIT = "echo ready; while ! cat /log/end >/dev/null 2>&1; do sleep 0.1; done; "
-
-
-@contextlib.contextmanager
-def waiting(lab: ContainerLab, words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A container whose job has begun to WAIT; it ends with the block at the latest."""
-    with subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True) as first:
-        try:
-            assert first.stdout is not None
-            assert first.stdout.readline() == "ready\n"
-            yield first
-        finally:
-            (lab.log / "end").touch()
-
-
 def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> None:
     """What it has written is its own until it ends, and is then swept."""
     ref = lab.publish()
@@ -241,8 +226,7 @@ def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> Non
     lab.run(ref, "echo", "so that there is a layer")
     lab.await_layers(ref)
     job = f"echo kept > /opt/written; {WAIT} cat /opt/new /opt/written > /log/result"
-    words = lab.words(ref, "sh", "-c", job)
-    with waiting(lab, words) as first:
+    with lab.begun(ref, job) as first:
         (podman,) = (
             process
             for process in children_of(first.pid)
@@ -259,14 +243,13 @@ def test_a_namespace_that_somebody_makes_meanwhile_keeps_no_folder(lab: Containe
     """It has a copy of all mounts, as that of any container has while it is made."""
     ref = lab.publish()
     lab.configure(deps(lab))
-    words = lab.words(ref, "sh", "-c", WAIT)
     sleep = ["unshare", "--mount", "sleep", "infinity"]
-    with waiting(lab, words) as first, subprocess.Popen(sleep) as other:
+    with lab.begun(ref, WAIT) as first, subprocess.Popen(sleep) as other:
         try:
             mounts = Path(f"/proc/{other.pid}/mountinfo")
             until(lambda: "sleep" in Path(f"/proc/{other.pid}/comm").read_text(), "it is made")
             assert f"{lab.cache}/containers" in mounts.read_text()
-            (lab.log / "end").touch()
+            (lab.log / "go").touch()
             assert first.wait(60) == 0
             until(lambda: lab.ends("deps.publish"), "the layer is published")
             until(lambda: not lab.left(), "nothing is left")
