@@ -7,10 +7,10 @@ a command makes a million is `quickly_made` besides, keeps the standard decorato
 `NamedTuple`.
 
 `dataclass` takes `frozen`, `slots`, `kw_only`, `eq` and `repr`; `field` takes `default`,
-`default_factory`, `repr`, `hash` and `compare`; all mean what they mean in the standard module,
-whose functions (`fields`, `asdict`, `replace`, `is_dataclass`) take these classes and instances
-too. `asdict` here does not copy values that are no container. No standard dataclass may inherit
-from one of these.
+`default_factory`, `repr`, `hash`, `compare` and `metadata`; all mean what they mean in the standard
+module, whose functions (`fields`, `asdict`, `replace`, `is_dataclass`) take these classes and
+instances too. `asdict` here does not copy values that are no container; `fields` gives no types. No
+standard dataclass may inherit from one of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
     Class = TypeVar("Class", bound=type)
@@ -30,7 +30,10 @@ _NO_DEFAULT: Any = object()
 class _Field:
     """What is known of one field; `default` and `default_factory` may be `_NO_DEFAULT`."""
 
-    __slots__ = ("compare", "default", "default_factory", "hash", "kw_only", "name", "repr")
+    __slots__ = (
+        *("compare", "default", "default_factory", "hash"),
+        *("kw_only", "metadata", "name", "repr"),
+    )
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class _Field:
         hash: bool,  # noqa: A002 - as the standard function calls it
         compare: bool,
         kw_only: bool = False,
+        metadata: Mapping[Any, Any] | None = None,
     ) -> None:
         self.name = name
         self.default = default
@@ -49,11 +53,12 @@ class _Field:
         self.hash = hash
         self.compare = compare
         self.kw_only = kw_only
+        self.metadata = metadata or {}
 
     def of(self, name: str, kw_only: bool) -> _Field:
         """The same of a field that has a name; `field()` itself knows none."""
         known = (self.default, self.default_factory, self.repr, self.hash, self.compare)
-        return _Field(name, *known, kw_only)
+        return _Field(name, *known, kw_only, self.metadata)
 
 
 def _field(
@@ -63,8 +68,10 @@ def _field(
     repr: bool = True,  # noqa: A002 - as the standard function calls it
     hash: bool | None = None,  # noqa: A002 - as the standard function calls it
     compare: bool = True,
+    metadata: Mapping[Any, Any] | None = None,
 ) -> Any:
-    return _Field("", default, default_factory, repr, compare if hash is None else hash, compare)
+    is_hashed = compare if hash is None else hash
+    return _Field("", default, default_factory, repr, is_hashed, compare, metadata=metadata)
 
 
 def _dataclass(
@@ -189,7 +196,7 @@ class _StandardFields:
             default = {"default": one.default, "default_factory": one.default_factory}
             given = {name: value for name, value in default.items() if value is not _NO_DEFAULT}
             given |= {"repr": one.repr, "hash": one.hash, "compare": one.compare}
-            given["kw_only"] = one.kw_only
+            given |= {"kw_only": one.kw_only, "metadata": one.metadata}
             described.append((one.name, kinds[one.name], dataclasses.field(**given)))
         standard: Any = dataclasses.make_dataclass(owner.__name__, described)
         return dict(standard.__dataclass_fields__)
@@ -263,6 +270,10 @@ def _setstate(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, name, value)
 
 
+def _fields(cls: Any) -> tuple[_Field, ...]:
+    return tuple(cls._light_fields.values())
+
+
 def _replace(instance: Any, /, **changes: Any) -> Any:
     standing = {name: getattr(instance, name) for name in instance._light_fields}
     return type(instance)(**{**standing, **changes})
@@ -288,8 +299,9 @@ def _to_plain(value: Any) -> Any:
 
 
 if TYPE_CHECKING:  # to a type checker they are the standard ones
-    from dataclasses import asdict, dataclass, field, replace
+    from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 else:
-    asdict, dataclass, field, replace = _asdict, _dataclass, _field, _replace
+    asdict, dataclass, field, fields, replace = _asdict, _dataclass, _field, _fields, _replace
+    MISSING = _NO_DEFAULT
 
-__all__ = ["asdict", "dataclass", "field", "quickly_made", "replace"]
+__all__ = ["MISSING", "asdict", "dataclass", "field", "fields", "quickly_made", "replace"]

@@ -8,15 +8,14 @@ readable and a `Problem` for the rest, so that a job starts in spite of its conf
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_runtime, default_store
 from bootseer.config.sections import PLAIN_COMMANDS, SECTIONS, Config, Section
 from bootseer.config.values import (
@@ -29,6 +28,7 @@ from bootseer.config.values import (
     suggest_name,
 )
 from bootseer.errors import BootseerError, UsageError, from_os_error
+from bootseer.light_dataclasses import dataclass
 from bootseer.system import regular_files
 
 __all__ = [

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, TypeVar
+
+from bootseer.light_dataclasses import dataclass, field
 
 _T = TypeVar("_T")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from bootseer.light_dataclasses import dataclass
 
 Shape = Literal["text", "whole number", "number", "truth value", "list of texts", "command"]
 Value = str | int | float | bool | tuple[str, ...]

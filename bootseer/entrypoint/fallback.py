@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import Literal
 
 from bootseer.entrypoint.plan import PartPlan
+from bootseer.light_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ them all). Its *plain way* is the command that a job without bootseer would run,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from bootseer.config.loading import Loaded, Problem
 from bootseer.config.sections import Config
+from bootseer.light_dataclasses import dataclass, field
 
 Request = Mapping[str, object]
 

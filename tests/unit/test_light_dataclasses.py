@@ -186,6 +186,20 @@ def test_the_standard_module_knows_them():
         assert [getattr(mine, n) for n in compared] == [getattr(other, n) for n in compared]
 
 
+@pytest.mark.parametrize(
+    ("own", "functions"), [(dataclasses, dataclasses), (light, light), (light, dataclasses)]
+)
+def test_fields_tell_defaults_and_metadata(own, functions):
+    @own.dataclass(frozen=True)
+    class Setting:
+        name: str
+        noted: int = own.field(default=1, metadata={"help": "a number"})
+
+    name, noted = functions.fields(Setting)
+    assert (name.name, name.default, dict(name.metadata)) == ("name", functions.MISSING, {})
+    assert (noted.name, noted.default, dict(noted.metadata)) == ("noted", 1, {"help": "a number"})
+
+
 def test_copies_and_pickles_are_equal():
     one = Kept("a", (1, 2))
     assert copy.copy(one) == copy.deepcopy(one) == pickle.loads(pickle.dumps(one)) == one

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
-import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -23,6 +21,18 @@ ABANDONED_S = 600.0  # a `.new-` folder so old has no living maker
 _RUN_BLOCKS = 1024
 _OBJECT = re.compile("[0-9a-f]{40}")
 _TEMPORARY = re.compile(f"({re.escape(NEW)}|{re.escape(DEAD)})[0-9a-f]{{32}}")
+
+
+def make_unique_name() -> str:
+    """The rest of a temporary folder's name, as `_TEMPORARY` expects it."""
+    return os.urandom(16).hex()
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder, as far as that is possible."""
+    import shutil  # takes milliseconds, which a mount would wait for
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 class Usage(NamedTuple):
@@ -181,12 +191,12 @@ def _lock_alone(path: str) -> FileLock | None:
 
 def _remove(path: str) -> bool:
     """Take an object out of the way in one step, then delete it."""
-    dead = f"{os.path.dirname(path)}/{DEAD}{uuid.uuid4().hex}"
+    dead = f"{os.path.dirname(path)}/{DEAD}{make_unique_name()}"
     try:
         os.rename(path, dead)
     except OSError:
         return False
-    shutil.rmtree(dead, ignore_errors=True)
+    remove_tree(dead)
     return True
 
 
@@ -197,7 +207,7 @@ def _clear(path: str) -> None:
     except OSError:
         return
     if os.path.basename(path).startswith(DEAD) or not young:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
 
 
 def _usage(path: str) -> Usage:

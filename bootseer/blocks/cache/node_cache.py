@@ -39,12 +39,10 @@ import contextlib
 import errno
 import math
 import os
-import shutil
 import stat
 import struct
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -180,7 +178,7 @@ class NodeCache(Closing):
 
     def _create(self, folder: str, identity: Identity) -> None:
         """Make an empty object under a temporary name and rename it, unless another process did."""
-        new = f"{self.directory}/{eviction.NEW}{uuid.uuid4().hex}"
+        new = f"{self.directory}/{eviction.NEW}{eviction.make_unique_name()}"
         os.mkdir(new, 0o700)
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -192,7 +190,7 @@ class NodeCache(Closing):
                 os.ftruncate(file.fileno(), identity.size_bytes)
             os.rename(new, folder)
         except OSError as error:
-            shutil.rmtree(new, ignore_errors=True)
+            eviction.remove_tree(new)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise
 

@@ -7,11 +7,11 @@ import errno
 import os
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from bootseer.errors import UsageError, from_os_error
 from bootseer.imageprefetch.run import podman_options
+from bootseer.light_dataclasses import dataclass
 from bootseer.system.mount_calls import BENEATH, IN_ROOT, NO_SYMLINKS, open_in
 from bootseer.system.paths import is_within
 

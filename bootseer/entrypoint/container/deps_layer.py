@@ -15,7 +15,6 @@ import os
 import posixpath
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer import events
@@ -38,7 +37,7 @@ from bootseer.errors import (
 from bootseer.imageprefetch.run import podman, podman_options, temporary_mounts
 from bootseer.imageprefetch.run.command import run_foreground
 from bootseer.imageprefetch.run.run_image import ImageAtHand, InputFailedError, raw_config
-from bootseer.light_dataclasses import replace
+from bootseer.light_dataclasses import dataclass, replace
 from bootseer.storage.oci.open import open_repository
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.system import mount_calls

@@ -10,12 +10,12 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
 from bootseer.config.loading import Loaded, Problem
 from bootseer.config.sections import CheckpointSettings
 from bootseer.entrypoint.parts.checkpoint_part import CheckpointPart
 from bootseer.entrypoint.plan import PartPlan
+from bootseer.light_dataclasses import dataclass, replace
 
 NOT_BY_COPY = (
     'form = "copy" is for `bootseer start` within a container; here the checkpoint is mounted'

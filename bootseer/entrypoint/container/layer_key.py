@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from bootseer.config.sections import DepsSettings
 from bootseer.depsnap import pins
@@ -22,6 +21,7 @@ from bootseer.depsnap.key.variables import read_variables
 from bootseer.entrypoint.container.container_files import ContainerFiles
 from bootseer.errors import NotFoundError, UsageError
 from bootseer.events.redaction import redact_command_for_key
+from bootseer.light_dataclasses import dataclass
 from bootseer.system import sha256
 
 EXACT_NOTE = "dev.bootseer.layer.exact"

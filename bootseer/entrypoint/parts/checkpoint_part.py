@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.config.sections import CheckpointSettings, Config
 from bootseer.entrypoint import job_process, plain_times
 from bootseer.entrypoint.parts.part import Progress, decode_section

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.config.paths import default_cache, default_store
 from bootseer.config.sections import Config, DepsSettings
 from bootseer.entrypoint import job_process

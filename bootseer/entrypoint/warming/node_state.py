@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import BootseerError, describe
+from bootseer.light_dataclasses import dataclass
 
 Part = Literal["image", "deps", "checkpoint"]
 NOT_READY = 1

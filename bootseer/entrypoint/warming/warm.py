@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, replace
 
 from bootseer import events
 from bootseer.blocks.link_turns import LinkTurns
@@ -24,6 +23,7 @@ from bootseer.entrypoint.warming.warm_container import ContainerWarming
 from bootseer.errors import BootseerError, UsageError, from_os_error
 from bootseer.imageprefetch.mount.mount import with_absolute_paths
 from bootseer.imageprefetch.mount.settings import MountSettings
+from bootseer.light_dataclasses import dataclass, replace
 from bootseer.stripedfs.mount import checkpoint_fill
 from bootseer.stripedfs.mount.settings import MountSettings as CheckpointMount
 from bootseer.system import file_lock

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from bootseer import events
 from bootseer import light_dataclasses as light
@@ -23,6 +22,7 @@ from bootseer.imageprefetch.mount.interrupts import exit_on_signals
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import temporary_mounts
 from bootseer.imageprefetch.run.run_image import ImageAtHand, InputFailedError, mounted_config
+from bootseer.light_dataclasses import dataclass
 
 _NO_IMAGE = "known once the image is on this node"
 _NO_LAYER = "the install has to run: no start with these inputs has published its result"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import itertools
 import posixpath
 import re
@@ -17,6 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import CorruptDataError, UsageError
 from bootseer.stripedfs.format import json_fields
 from bootseer.stripedfs.format.json_fields import DIGEST_BYTES, BadFieldError, compute_digest

@@ -6,12 +6,12 @@ and the stripes (of a file) or `data/` (of a tree).
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import (
     AccessDeniedError,
     CorruptDataError,

@@ -6,9 +6,9 @@ i mod width, at offset (i div width) x chunk_bytes of that stripe, so every stri
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
 
 DEFAULT_CHUNK_BYTES = 4 << 20

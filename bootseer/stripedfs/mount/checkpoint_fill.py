@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer import events
@@ -16,7 +15,7 @@ from bootseer.blocks.settings import DEFAULTS as FETCH
 from bootseer.blocks.source import block_count
 from bootseer.errors import BootseerError, NoSpaceError, StoreUnavailableError, UsageError
 from bootseer.fuse.operations import FileSystemError
-from bootseer.light_dataclasses import replace
+from bootseer.light_dataclasses import dataclass, replace
 from bootseer.reporting import Reporter
 from bootseer.stripedfs.mount.expected_load import find_expected
 from bootseer.stripedfs.mount.prefetch import Prefetch

@@ -12,7 +12,6 @@ waits for both. The worker itself imports `write_tree`, which only a writable mo
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import math
 import os
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import (
     BootseerError,
     BusyError,

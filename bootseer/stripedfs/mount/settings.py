@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Literal
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.storage.options import DEFAULTS, StoreOptions
 from bootseer.stripedfs.write.write_settings import WriteSettings
 

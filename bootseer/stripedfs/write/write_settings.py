@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import UsageError
 from bootseer.storage.store import Store, WriteHints
 from bootseer.stripedfs.format.json_fields import compute_digest

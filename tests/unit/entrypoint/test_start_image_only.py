@@ -89,7 +89,12 @@ main.main(["start", "--", "true"])
 
 
 def test_a_start_of_the_image_alone_loads_neither_settings_nor_parts(tmp_path: Path) -> None:
-    heavy = {"tomllib", "dataclasses", "bootseer.config.loading", "bootseer.entrypoint.start"}
+    heavy = {
+        "tomllib",
+        "bootseer.config.sections",
+        "bootseer.config.loading",
+        "bootseer.entrypoint.start",
+    }
     traces = f'[image]\ntraces = "{tmp_path}/traces"\nrecord = "never"\n'
     assert not heavy & loaded_by(tmp_path, traces)
     assert heavy <= loaded_by(tmp_path, traces + "share = 0.5\n")
