@@ -181,7 +181,8 @@ class _Helper:
                 self._send(CONFIG, manifest.config.digest, raw)
             elif self._keep_config_in is not None:
                 cache = ImageCache(self._keep_config_in)
-                cache.fetch_config(repository, descriptor, manifest)
+                if cache.config(descriptor.digest) is None:
+                    cache.fetch_config(repository, descriptor, manifest)
         except (BootseerError, OSError):
             pass  # it is fetched again where it is needed
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from _socket import socket, socketpair
+from _socket import SHUT_WR, socket, socketpair
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 import bootseer
 from bootseer.errors import BootseerError
+from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.record.trace_store import TraceStore
 from bootseer.imageprefetch.resolve import helped_repository, registry_helper
 from bootseer.imageprefetch.resolve.helped_repository import HelpedRepository
@@ -91,6 +92,38 @@ def test_a_helper_answers_all_that_a_mount_asks(image: Published) -> None:
         assert not asked
         assert helped.blob(expected[1].config, limit_bytes=4096)
         assert asked == [1]  # what the helper does not know
+
+
+def test_a_config_that_is_kept_is_not_fetched_again(
+    image: Published, registry: Any, tmp_path: Path
+) -> None:
+    """FAKE: a gate that counts the requests for the config."""
+    asked: list[str] = []
+    with open_repository(image.ref)[0] as plain:
+        described, manifest = plain.image("1")
+
+    def count(_: Any, request: Request) -> bool | None:
+        if manifest.config.digest in request.target:
+            asked.append(request.target)
+        return None
+
+    with Gate(registry.host) as gate:
+        gate.rules = [count]
+        for _ in range(2):
+            link = registry_helper.start(
+                image.ref.replace(registry.host, gate.authority),
+                workload="",
+                plain_http=None,
+                options=lambda: DEFAULTS,
+                keep_config_in=str(tmp_path),
+            )
+            with contextlib.closing(link):
+                while helped_repository._receive(link)[0] != registry_helper.READY:
+                    pass
+                link.shutdown(SHUT_WR)
+                assert link.recv(1) == b""  # it has ended, and with it its requests
+            assert ImageCache(str(tmp_path)).config(described.digest)
+    assert len(asked) == 1
 
 
 def test_a_config_that_comes_late_is_no_part_of_the_stream(image: Published, registry: Any) -> None:
@@ -429,6 +462,30 @@ print(*sys.modules)
     assert "bootseer.storage.oci.registry_repository" in modules
     settings = {"bootseer.config.loading", "bootseer.config.sections", "logging"}
     assert not modules & {*settings, "dataclasses", "inspect"}
+
+
+def test_a_containers_start_imports_no_standard_dataclasses(tmp_path: Path) -> None:
+    """With `inspect`, and a class's methods compiled, they took a seventh of a second start."""
+    settings = tmp_path / "bootseer.toml"
+    settings.write_text('[checkpoint]\nurl = "http://127.0.0.1:1/a"\nto = "/c"\n')
+    code = f"""
+import sys
+from bootseer.config import loading
+from bootseer.entrypoint.container import deps_layer, start
+from bootseer.entrypoint.parts import all_parts
+from bootseer.blockimage.serve import serverless_mount
+from bootseer.blocks.cache import sealed_objects
+from bootseer.imageprefetch.mount import mount_worker, serverless_choice
+from bootseer.imageprefetch.resolve import helped_repository
+from bootseer.stripedfs.mount import mount
+assert not loading.load_tolerantly({str(settings)!r}).problems
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    assert "bootseer.config.sections" in modules
+    assert not modules & {"dataclasses", "inspect", "shutil", "uuid"}
 
 
 def test_an_agent_has_imported_all_that_a_mount_of_its_own_needs(
