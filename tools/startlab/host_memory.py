@@ -13,18 +13,27 @@ import mmap
 _HUGE_BYTES = 2 << 20
 MOST_BYTES = 6 << 30
 """Some times what a start of the example needs with its caches."""
+MOST_SMALL_BYTES = 2 << 30
 
 
 def take_back() -> None:
-    """Touch free memory, half of it at most, and let go of it again."""
+    """Touch free memory, half of it at most, and let go of it again.
+
+    First in huge pages, then less of it in small ones: the kernel takes these from other lists,
+    and with huge pages alone each third start still waited for its host, by 0.15 s.
+    """
     size_bytes = min(MOST_BYTES, _available_bytes() // 2) // _HUGE_BYTES * _HUGE_BYTES
-    if not size_bytes:
-        return
+    if size_bytes:
+        _touch(size_bytes, mmap.MADV_HUGEPAGE, step_bytes=mmap.PAGESIZE * 16)
+        _touch(min(MOST_SMALL_BYTES, size_bytes), mmap.MADV_NOHUGEPAGE, step_bytes=mmap.PAGESIZE)
+
+
+def _touch(size_bytes: int, advice: int, *, step_bytes: int) -> None:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, size_bytes, flags=flags) as taken:
         with contextlib.suppress(OSError):  # a kernel without huge pages
-            taken.madvise(mmap.MADV_HUGEPAGE)
-        for offset in range(0, size_bytes, mmap.PAGESIZE * 16):
+            taken.madvise(advice)
+        for offset in range(0, size_bytes, step_bytes):
             taken[offset] = 1
 
 
