@@ -158,10 +158,12 @@ def quickly_made(cls: Class) -> Class:
     """Compile an `__init__` for a class of this module that is made by the thousand.
 
     That takes 0.1 ms once, and an instance is made as fast as by one written by hand. The class
-    must not be frozen and has no `__post_init__`.
+    has no `__post_init__`.
     """
     described: Any = cls
-    names: dict[str, Any] = {"__name__": cls.__module__, "_absent": _NO_DEFAULT}
+    store = object.__setattr__
+    names: dict[str, Any] = {"__name__": cls.__module__, "_absent": _NO_DEFAULT, "_store": store}
+    is_frozen = described.__setattr__ is _refuse_to_set
     parameters = {False: ["self"], True: ["*"]}  # of fields that may be given by place, or not
     lines = []
     for name, one in described._light_fields.items():
@@ -174,7 +176,8 @@ def quickly_made(cls: Class) -> Class:
             names[f"_default_{name}"] = one.default
             parameter = f"{name}=_default_{name}"
         parameters[one.kw_only].append(parameter)
-        lines.append(f"    self.{name} = {value}\n")
+        line = f"_store(self, {name!r}, {value})" if is_frozen else f"self.{name} = {value}"
+        lines.append(f"    {line}\n")
     head = ", ".join(parameters[False] + (parameters[True] if len(parameters[True]) > 1 else []))
     exec(f"def __init__({head}):\n{''.join(lines)}", names)
     names["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"

@@ -1,5 +1,6 @@
 """Light dataclasses against the standard ones: what a user of them can see is the same."""
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -115,17 +116,18 @@ def test_one_that_is_itself_alone_is_compared_and_shown_as_any_object(kind):
     assert repr(one).startswith("<")
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("make", [lambda cls: cls, light.quickly_made])
-def test_one_that_is_made_quickly_is_made_the_same(make):
+def test_one_that_is_made_quickly_is_made_the_same(make, frozen):
     @make
-    @light.dataclass(slots=True)
+    @light.dataclass(slots=True, frozen=frozen)
     class Base:
         name: str
         tags: list = light.field(default_factory=list)
         lock: object = light.field(default_factory=object)
 
     @make
-    @light.dataclass(slots=True, kw_only=True)
+    @light.dataclass(slots=True, kw_only=True, frozen=frozen)
     class Child(Base):
         size: int
         note: str = "-"
@@ -137,6 +139,8 @@ def test_one_that_is_made_quickly_is_made_the_same(make):
     assert Child("a", [1], one.lock, size=3, note="").tags == [1]
     assert light.replace(one, size=4) == Child("a", [], one.lock, size=4)
     assert not hasattr(one, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError) if frozen else contextlib.nullcontext():
+        one.size = 3
     for values, named in [((), {"size": 1}), (("a",), {}), (("a", [], 1, 2), {})]:
         with pytest.raises(TypeError):
             Child(*values, **named)

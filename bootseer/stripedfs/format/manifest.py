@@ -242,6 +242,7 @@ def _parse_manifest(document: dict[str, Any]) -> Manifest:
     return manifest
 
 
+@dataclasses.quickly_made
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeFile:
     """A file of a tree.
@@ -269,6 +270,7 @@ class TreeFile:
         return body
 
 
+@dataclasses.quickly_made
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeFolder:
     """A folder of a tree; the empty ones are kept too."""
@@ -287,6 +289,7 @@ class TreeFolder:
         }
 
 
+@dataclasses.quickly_made
 @dataclasses.dataclass(frozen=True, slots=True)
 class TreeLink:
     """A symbolic link whose target stays within the tree."""

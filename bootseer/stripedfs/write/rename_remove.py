@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import posixpath
 
+from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import AccessDeniedError, BootseerError, BusyError, NotFoundError, UsageError
 from bootseer.storage.store import Store
 from bootseer.stripedfs.format import pointer
