@@ -112,7 +112,8 @@ class Start:
 class Starts:
     """Starts of the job of a lab, each with events of its own; a context manager.
 
-    With `same_memory` free memory is taken back from the machine's host before each start.
+    With `same_memory` free memory is taken back from the machine's host before each start, and what
+    was written before it (a new checkpoint, say) is on the disk.
     """
 
     def __init__(
@@ -405,6 +406,7 @@ class Starts:
         folder = self._lab.scratch / "events" / str(self._number)
         environ = self._environment(folder, podman or self._lab.podman)
         if self._same_memory:
+            os.sync()
             host_memory.take_back()
         received, began = self._lab.received_bytes(), time.perf_counter()
         with events.open_writer(None, environ) as writer:
