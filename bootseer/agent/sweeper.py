@@ -48,11 +48,12 @@ class Sweeper:
             if self.idle:  # else it holds locks for which starts wait
                 go_idle()
             # Not all nodes of a job at once.
-            time.sleep(self.interval_s * int.from_bytes(os.urandom(4)) / 2**32)
-            while os.getppid() == agent:
+            wait_s = self.interval_s * int.from_bytes(os.urandom(4)) / 2**32
+            while os.getppid() == agent:  # it may have ended before the kernel was asked
+                time.sleep(wait_s)
                 for name in self.functions:
                     self._call(name)
-                time.sleep(self.interval_s)
+                wait_s = self.interval_s
         finally:
             os._exit(1)
 

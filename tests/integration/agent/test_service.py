@@ -340,3 +340,27 @@ def test_an_address_that_is_none_is_told(mounts: Mounts) -> None:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == UsageError.exit_code
         assert "write HOST:PORT" in done.stderr
+
+
+def test_what_the_agent_does_at_times_ends_where_the_agent_has_ended_before() -> None:
+    """Fault injection: the parent that the process is told of is none of its own, as after a kill
+    between its fork and its first line."""
+    code = """
+import os, time
+from bootseer.agent.sweeper import Sweeper
+child = os.fork()
+if child == 0:
+    Sweeper((), (), interval_s=3600.0)._sweep(os.getpid())
+end_s = time.monotonic() + 20
+while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < end_s:
+    time.sleep(0.01)
+try:
+    os.kill(child, 9)
+    print("it goes on")
+except ProcessLookupError:
+    print("it has ended")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "it has ended\n"
