@@ -14,7 +14,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 
 import xxhash
 
@@ -27,6 +26,37 @@ from bootseer.system.lru import put_youngest
 INODE_MASK = (1 << 63) - 1
 MOST_REMEMBERED = 4096
 """Removed inodes that are remembered; an older one is searched for again, in vain."""
+
+
+class AskedListing:
+    """A folder's listing that one thread asks the store for, and others wait for.
+
+    Not `concurrent.futures.Future`, which takes 8 ms to import, for which mounts would wait.
+    """
+
+    __slots__ = ("_answered", "_error", "_listed")
+
+    def __init__(self) -> None:
+        self._answered = threading.Event()
+        self._listed: dict[bytes, Inode] = {}
+        self._error: BaseException | None = None
+
+    def answer(self, listed: dict[bytes, Inode]) -> None:
+        """The store's answer."""
+        self._listed = listed
+        self._answered.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Why there is none."""
+        self._error = error
+        self._answered.set()
+
+    def wait(self) -> dict[bytes, Inode]:
+        """Wait for the answer; raises the error where there is none."""
+        self._answered.wait()
+        if self._error is not None:
+            raise self._error
+        return self._listed
 
 
 class Node:
@@ -65,7 +95,7 @@ class Node:
         """How often everything known of it became outdated, as by a rename."""
         self.touched: set[bytes] = set()
         """Names in it that this mount changed since the store was asked."""
-        self.asked: Future[dict[bytes, Inode]] | None = None
+        self.asked: AskedListing | None = None
         """The listing that a thread is asking the store for."""
         self.listed = True
         """Whether it is still in its folder."""

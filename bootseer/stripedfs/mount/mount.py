@@ -61,6 +61,7 @@ from bootseer.system.readiness import readable
 
 if TYPE_CHECKING:
     from bootseer.fuse.mount.mount_point import MountPoint
+    from bootseer.stripedfs.read.sources import FileSource
     from bootseer.system.mountinfo import Mounted
 
 START_LIMIT_S = 180.0
@@ -109,7 +110,12 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     _load_store(settings.url)
     looking = f"cannot look at {redact_message(settings.url)}"
     look_end_s = time.monotonic() + settings.look_s
-    run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
+    # A job's own directory nobody looks into before the job: there the first worker's look will do.
+    is_checked = not settings.for_pid or settings.writable or settings.backend != "own"
+    if is_checked:
+        run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
+    else:
+        _load_tree()
     process = _open_process(settings.for_pid)
     options = MountOptions(
         read_only=not settings.writable,
@@ -122,16 +128,16 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
         over=settings.over,
     )
 
-    has_served = False
-
     def build() -> Operations:
         # A worker that takes over has readers, who wait for as long as for any other bytes.
-        left_s = math.inf if has_served else max(AGAIN_S, look_end_s - time.monotonic())
-        return build_tree(settings, log, look_s=left_s)
+        left_s = math.inf if is_served else max(AGAIN_S, round(look_end_s - time.monotonic(), 1))
+        return build_tree(settings, log, look_s=left_s, is_checked=is_checked or is_served)
+
+    is_served = False
 
     def note_ready() -> None:
-        nonlocal has_served
-        has_served = True
+        nonlocal is_served
+        is_served = True
         if on_ready is not None:
             on_ready()
 
@@ -225,10 +231,13 @@ def _source_of(url: str) -> str:
     return safe_url(url).replace(",", ";") + number
 
 
-def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> Operations:
+def build_tree(
+    settings: MountSettings, log: Log, look_s: float = math.inf, *, is_checked: bool = True
+) -> Operations:
     """Make what is served. Opens the store and starts threads, so only the worker may call it.
 
-    Raises DeadlineError where the store has said nothing of the tree within `look_s`.
+    Raises DeadlineError where the store has said nothing of the tree within `look_s`, and what
+    prevents that the tree is served, unless it `is_checked` already.
     """
     from bootseer.blocks.cache.descriptors import raise_limit
     from bootseer.blocks.cache.node_cache import NodeCache
@@ -238,10 +247,9 @@ def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> O
     from bootseer.config.paths import default_runtime
     from bootseer.stripedfs.mount.prefetch import Prefetch
     from bootseer.stripedfs.mount.read_tree import StripedTree
-    from bootseer.stripedfs.mount.write_tree import WritableTree
 
     raise_limit()  # an open file takes up to four descriptors
-    store, name, root = _look_again(settings, look_s)
+    store, name, root, source = _look_again(settings, look_s, is_checked=is_checked)
     cache = None
     if settings.cache:
         cache = NodeCache.at(settings.cache, settings.cache_limit_bytes, on_stop=log.say)
@@ -254,6 +262,8 @@ def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> O
     )
     fetcher = Fetcher(fetch, cache=cache)
     if settings.writable:
+        from bootseer.stripedfs.mount.write_tree import WritableTree
+
         return WritableTree(
             store,
             name,
@@ -271,6 +281,7 @@ def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> O
         direct_bytes=settings.direct_bytes,
         deadline_s=settings.deadline_s,
         say=log.say,
+        root_source=source,
         inode_a_path=settings.backend == "fusepy",
         passing_from=settings.cache if _passes(settings) else "",
     )
@@ -286,18 +297,26 @@ def build_tree(settings: MountSettings, log: Log, look_s: float = math.inf) -> O
     return tree
 
 
-def _look_again(settings: MountSettings, limit_s: float) -> tuple[Store, str, PathInfo]:
-    """Open the store, and look up what is to be served of it."""
+def _look_again(
+    settings: MountSettings, limit_s: float, *, is_checked: bool
+) -> tuple[Store, str, PathInfo, FileSource | None]:
+    """Open the store, and look up what is to be served of it.
 
-    def look() -> tuple[Store, str, PathInfo]:
-        store, name = _open_store(_limit_store(settings))
-        return store, name, namespace.look_up(store, name)
+    Unless it `is_checked` already, it is opened as well: that source is the last one returned.
+    """
+
+    def look() -> tuple[Store, str, PathInfo, FileSource | None]:
+        store, name, info = _open_store(_limit_store(settings))
+        if info is None:  # it was made meanwhile
+            info = namespace.look_up(store, name)
+        return store, name, info, None if is_checked else _open_root(store, info)
 
     if limit_s == math.inf:
         return look()
     from bootseer.storage.bounded_calls import call_with_limit
 
-    return call_with_limit(look, limit_s, f"look again at {redact_message(settings.url)}")
+    again = "again " if is_checked else ""
+    return call_with_limit(look, limit_s, f"look {again}at {redact_message(settings.url)}")
 
 
 def _passes(settings: MountSettings) -> bool:
@@ -336,15 +355,18 @@ def _limit_store(settings: MountSettings) -> MountSettings:
     return dataclasses.replace(settings, options=options)
 
 
-def _open_store(settings: MountSettings) -> tuple[Store, str]:
-    """The store and the name in it that is to be mounted; "" for the root of a store."""
+def _open_store(settings: MountSettings) -> tuple[Store, str, PathInfo | None]:
+    """The store, the name in it that is to be mounted ("": its root), and what that stands for.
+
+    A writable mount may be of nothing yet (None).
+    """
     try:
         store, info = locate(settings.url, settings.options)
     except NotFoundError:
         if not settings.writable:
             raise
-        return open_object(settings.url, settings.options)
-    return store, info.name
+        return *open_object(settings.url, settings.options), None
+    return store, info.name, info
 
 
 def _check_place(settings: MountSettings) -> None:
@@ -405,26 +427,27 @@ def _load_tree() -> None:
 
 def _check(settings: MountSettings) -> None:
     """Raise the error that would keep the tree from being served, if there is one."""
-    store, name = _open_store(settings)
-    try:
-        info = namespace.look_up(store, name)
-    except NotFoundError:
-        if not settings.writable:
-            raise
+    store, name, info = _open_store(settings)
+    if info is None:
         store.mkdir(name)
         return
-    if info.is_folder:
-        info = namespace.load_tree(store, info) if info.version is not None else info
-        namespace.list_folder(store, info)
-    elif settings.writable:
+    if settings.writable and not info.is_folder:
         raise UsageError(f"{name} in {store.url} is a file; --rw needs a folder to save into")
-    else:
-        open_file(store, info)
+    _open_root(store, info)
     if settings.writable and info.version is not None:
         raise UsageError(
             f"{name} in {store.url} is a directory checkpoint, which never changes; mount it "
             "read-only, or the folder above it with --rw"
         )
+
+
+def _open_root(store: Store, info: PathInfo) -> FileSource | None:
+    """List what is to be served, or open it where it is one file; raises what prevents that."""
+    if not info.is_folder:
+        return open_file(store, info)
+    info = namespace.load_tree(store, info) if info.version is not None else info
+    namespace.list_folder(store, info)
+    return None
 
 
 def _absolute(settings: MountSettings) -> MountSettings:

@@ -9,7 +9,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -33,6 +32,8 @@ from bootseer.stripedfs.shared_fetcher import share_of
 from bootseer.system.lru import put_youngest
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from bootseer.blocks.cache.direct_reads import DirectReads
     from bootseer.blocks.fetch.fetcher import Fetcher, HeldBytes
 
@@ -419,6 +420,8 @@ class OpenFiles:
         """Run `work` in a helper thread, which may wait for the store."""
         with self._lock:
             if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor  # 8 ms, for which mounts wait
+
                 self._pool = ThreadPoolExecutor(HELPERS, "stripe-helper")
             pool = self._pool
         pool.submit(work)

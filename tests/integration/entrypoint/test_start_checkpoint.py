@@ -426,9 +426,7 @@ def test_a_store_that_falls_silent_costs_seconds(job: Job, known_s: float | None
 def test_a_store_that_falls_silent_while_it_is_mounted_costs_seconds(
     job: Job, known_s: float | None
 ) -> None:
-    """Fault injection: a fake that answers all that mounting asks but the last, which is of the
-    second look.
-    """
+    """Fault injection: a fake that answers all that mounting asks but the last."""
     silent_s: list[float] = []
     answered: float = math.inf
 
@@ -453,7 +451,7 @@ def test_a_store_that_falls_silent_while_it_is_mounted_costs_seconds(
         took_s = time.monotonic() - silent_s[0]
     assert (done.returncode, done.stdout) == (0, job.data), done.stderr
     assert took_s < (5.0 if known_s is None else 7.0) + 3
-    assert "cannot look again at" in job.reasons()[0]
+    assert "cannot look at" in job.reasons()[0]
     assert not job.to.is_mount()
 
 

@@ -102,7 +102,7 @@ def count_requests(lab: ContainerLab, ref: str, served: Store) -> int:
 
 
 def test_a_store_that_falls_silent_while_it_is_mounted_costs_seconds(lab: ContainerLab) -> None:
-    """From the last request on by which it is mounted, which is one of the second look."""
+    """From the last request on by which it is mounted."""
     ref = lab.publish()
     with store(lab) as served:
         answered = 2 * count_requests(lab, ref, served) - 1
@@ -111,7 +111,7 @@ def test_a_store_that_falls_silent_while_it_is_mounted_costs_seconds(lab: Contai
         took_s = time.monotonic() - served.held[0]
     assert out == "plain\n"
     assert took_s < 5 + 8  # of which the container takes some
-    assert "cannot look again at" in error
+    assert "cannot look at" in error
     _, failed, plain = (end["attributes"] for end in lab.ends("checkpoint.load"))
     assert failed["error.type"] == "DeadlineError"
     assert "no answer for" in plain["bootseer.reason"]

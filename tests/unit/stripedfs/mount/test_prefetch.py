@@ -192,10 +192,29 @@ def test_all_of_what_the_kernel_reads_itself_is_read_ahead(
     tree.destroy()
 
 
+@pytest.mark.usefixtures("page_cache_stays")
+def test_what_is_in_memory_is_not_read_ahead(
+    tmp_path: Path, fetcher: Fetcher, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, data = sealed(tmp_path, 4 << 20)
+    assert data.read_bytes()
+    asked: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: asked.append(words[2]))
+    tree = tree_at(StripedTree, store_of(tmp_path / "s"), "run", fetcher, passing_from=str(cache))
+    work = begun(tree)
+    wait(work)
+    assert asked == []
+    assert work.fetched_bytes == 4 << 20
+    assert [end["status"] for end in ends(events)] == ["ok"]
+    tree.destroy()
+
+
 def test_a_wrong_guess_ends_what_is_read_ahead_on_this_node(
     tmp_path: Path, fetcher: Fetcher, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, _ = sealed(tmp_path, 4 << 20)
+    cache, data = sealed(tmp_path, 4 << 20)
+    with data.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     put(tmp_path / "s", "other", 2 * LARGE)
     tree = tree_at(StripedTree, store_of(tmp_path / "s"), "", fetcher, passing_from=str(cache))
     (other,) = expected_load.find_expected(tree, "other")
