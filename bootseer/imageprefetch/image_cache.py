@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _MOST_BYTES = 1 << 20  # of a JSON file
-_IMAGE = "image.json"
+_IMAGE, _ASKED = "image.json", "asked"
 _FETCHED = ("meta", "table", "pack", "files")
 BLOCKS, IMAGES = "blocks", "images"
 """The cache directory's folders of blocks (see `blocks.cache`) and of images."""
@@ -42,6 +42,8 @@ UNUSED_S = 30 * 24 * 3600.0  # what was not mounted for so long is removed
 _CLOCK_SET_S = 1577836800.0  # 2020: an older time is of a clock that had not been set
 CONDEMNED_S = 3600.0
 """How long a block image that gave wrong bytes is not mounted; the registry may be repaired."""
+FRESH_S = 3600.0
+"""How long it holds what the registry said of an image besides its name's digest."""
 CONFIG = "config"
 """The kind of the files that hold an image's manifest and config."""
 
@@ -215,6 +217,19 @@ class ImageCache:
                 is_unknown = kind in ("meta", "table", "pack") and content not in wanted
                 if entry.is_file() and is_old and (is_unknown or entry.name.startswith(".")):
                     os.unlink(entry.path)
+
+    def mark_asked(self, digest: str) -> None:
+        """Remember that the registry has said now what is kept of an image."""
+        with contextlib.suppress(BootseerError):
+            _write(os.path.join(self.folder_of(digest), _ASKED), b"")
+
+    def is_fresh(self, digest: str) -> bool:
+        """Whether the registry has said so within `FRESH_S`."""
+        try:
+            asked_s = os.stat(os.path.join(self.folder_of(digest), _ASKED)).st_mtime
+        except OSError:
+            return False
+        return 0 <= time.time() - asked_s < FRESH_S
 
     def mark_used(self, digest: str) -> None:
         """Remember that an image is mounted now."""

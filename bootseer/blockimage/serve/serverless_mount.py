@@ -48,6 +48,11 @@ class CompleteImage:
         erofs_mount.set_read_ahead(erofs.bdis, READ_AHEAD_KIB)
         return erofs
 
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those of its data, for a process that closes what it inherits."""
+        return self._sealed.descriptors
+
     def begin(self, target: str) -> None:
         """Warm the hot set in the background; keeps a pack that is not on this node yet."""
         threading.Thread(

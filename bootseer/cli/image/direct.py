@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from bootseer.imageprefetch.mount.complete_mount import KeptMount
     from bootseer.imageprefetch.mount.mount import MountedImage
     from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.storage.options import StoreOptions
@@ -123,12 +124,13 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
     config = fields.pop("config", "")
     helper = None
     if not agent.is_available(fields.get("runtime", "")):
-        helper = _start_helper(fields, None, hurried=True)
+        helper = _start_helper(fields, None, hurried=True, digest_first=bool(config))
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.run import run_image
 
     outcome.export_events_directory(fields.get("events_dir", ""))
+    kept: list[KeptMount] = []
     settings = run_image.RunSettings(
         mount=MountSettings(
             directory="",
@@ -139,12 +141,13 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
         ),
         options=options,
         words=words,
+        starting=lambda: _start_keeper(kept),
     )
 
     def mount_image(mount_settings: MountSettings) -> MountedImage:
         nonlocal helper
         own, helper = helper, None  # it asks for the container's image alone
-        return _mount(mount_settings, own, more_follow=bool(config))
+        return _mount(mount_settings, own, kept if config else None)
 
     try:
         if config:
@@ -177,14 +180,16 @@ def _leave_agent(runtime: str) -> None:
 
 
 def _mount(
-    settings: MountSettings, helper: socket | None, *, more_follow: bool = False
+    settings: MountSettings, helper: socket | None, kept: list[KeptMount] | None = None
 ) -> MountedImage:
     """Mount through the node's agent, which has imported everything; without one, here.
 
-    Where `more_follow`, what all their servers need is imported here, once.
+    With `kept` more mounts follow: what all their servers need is imported here, once, and what is
+    mounted without a server is added to it.
     """
     from bootseer import light_dataclasses as dataclasses
     from bootseer.imageprefetch.mount import mount as mounting
+    from bootseer.imageprefetch.resolve import registry_helper
     from bootseer.imageprefetch.run import run_image
 
     notes = []
@@ -196,17 +201,46 @@ def _mount(
             if is_lost:  # what it took is not to be missing for the registry
                 notes = [agent.LOST_TEXT]
                 settings = dataclasses.replace(settings, look_begun_s=0.0)
-        if more_follow:
-            _import_server(settings.cache)
+        if kept is not None:
             # Whoever ends all processes of a start must not break another one.
             settings = dataclasses.replace(settings, share=False)
+            complete = _mount_complete(settings, helper, kept)
+            if complete is not None:
+                return complete
+            if helper is not None and helper.fileno() < 0:  # its answer was read already
+                helper = None
+            elif helper is not None:
+                registry_helper.go_on(helper)
+            _import_server(settings.cache)
         mounted = mounting.mount(
-            settings, helper, _import_meanwhile if more_follow else run_image.import_the_rest
+            settings, helper, run_image.import_the_rest if kept is None else _import_meanwhile
         )
         return dataclasses.replace(mounted, notes=(*notes, *mounted.notes)) if notes else mounted
     finally:
         gc.freeze()  # what is imported is no garbage
         gc.enable()  # the container may run for weeks
+
+
+def _mount_complete(
+    settings: MountSettings, helper: socket | None, kept: list[KeptMount]
+) -> MountedImage | None:
+    """Mount an image that this node has whole; None where it has not, or that is not sure."""
+    if not os.path.isdir(os.path.join(_cache_directory({"cache": settings.cache}), "blocks")):
+        return None  # before anything is imported
+    from bootseer.imageprefetch.mount import complete_mount
+
+    made = complete_mount.mount_complete(settings, helper, names_content=bool(kept))
+    if made is None:
+        return None
+    kept.append(made[1])
+    return made[0]
+
+
+def _start_keeper(kept: list[KeptMount]) -> None:
+    if kept:
+        from bootseer.imageprefetch.mount import complete_mount
+
+        complete_mount.start_keeper(kept)
 
 
 def _import_server(cache: str) -> None:
@@ -274,7 +308,11 @@ def _mount_by_agent(settings: MountSettings) -> tuple[MountedImage | None, bool]
 
 
 def _start_helper(
-    fields: dict[str, Any], directory: str | None, *, hurried: bool = False
+    fields: dict[str, Any],
+    directory: str | None,
+    *,
+    hurried: bool = False,
+    digest_first: bool = False,
 ) -> socket | None:
     """Start a process that asks the registry meanwhile; None if the image cannot be mounted."""
     if fields["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
@@ -294,6 +332,7 @@ def _start_helper(
             plain_http=fields["plain_http"],
             options=_hurried_options if hurried else _default_options,
             keep_config_in=_cache_directory(fields) if hurried else None,
+            digest_first=digest_first,
         )
     except OSError:  # no process or descriptor to be had: the server asks the registry itself
         return None

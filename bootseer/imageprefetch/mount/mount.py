@@ -90,11 +90,7 @@ def mount(
     called while the server comes up: it may import, but must not start a thread or raise.
     """
     try:
-        settings = with_absolute_paths(settings)
-        _check_names(settings)
-        check_machine(settings.directory)
-        _check_directory(settings)
-        return _mount(settings, helper, meanwhile)
+        return _mount(check_settings(settings), helper, meanwhile)
     finally:
         if helper is not None:
             helper.close()
@@ -212,6 +208,15 @@ def with_absolute_paths(settings: MountSettings) -> MountSettings:
         events_dir=os.path.abspath(settings.events_dir) if settings.events_dir else "",
         log_file=os.path.abspath(settings.log_file) if settings.log_file else "",
     )
+
+
+def check_settings(settings: MountSettings) -> MountSettings:
+    """The settings with absolute paths; raises why they cannot be used on this machine."""
+    settings = with_absolute_paths(settings)
+    _check_names(settings)
+    check_machine(settings.directory)
+    _check_directory(settings)
+    return settings
 
 
 def _check_names(settings: MountSettings) -> None:

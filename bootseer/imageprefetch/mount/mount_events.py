@@ -126,9 +126,12 @@ class MountEvents:
             which = f"{kind} {self._outage}"
         self._report(which, kind, text)
 
-    def begin(self, name: str) -> None:
-        """Begin a span."""
-        self._spans[name] = self._writer.begin(name, self._about)
+    def begin(self, name: str, at_ns: tuple[int, int] | None = None) -> None:
+        """Begin a span, now or when the wall clock and CLOCK_MONOTONIC had these nanoseconds."""
+        wall_ns, mono_ns = at_ns or (None, None)
+        self._spans[name] = self._writer.begin(
+            name, self._about, time_unix_nano=wall_ns, mono_nano=mono_ns
+        )
 
     def _end(self, name: str, status: str, attributes: dict[str, Any]) -> None:
         span = self._spans.pop(name, None)

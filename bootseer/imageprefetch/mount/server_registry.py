@@ -152,11 +152,11 @@ def _lock_path(runtime: str, digest: str) -> str:
     return os.path.join(runtime, "images", f"{digest.replace(':', '-')}.lock")
 
 
-def lock_image(runtime: str, digest: str) -> FileLock:
-    """Take the lock under which a node brings an image up; waits for it."""
+def lock_image(runtime: str, digest: str, *, limit_s: float | None = None) -> FileLock:
+    """Take the lock under which a node brings an image up; waits for it, for `limit_s` at most."""
     path = _lock_path(runtime, digest)
     try:
-        return file_lock.acquire(path)
+        return file_lock.acquire(path, limit_s=limit_s)
     except OSError as error:
         raise from_os_error(error, f"lock {path}") from error
 

@@ -49,9 +49,15 @@ class HelpedRepository(Closing):
     before that nothing is imported for it. Any number of threads may use it.
     """
 
-    def __init__(self, link: socket, open_repository: Callable[[], Repository]) -> None:
+    def __init__(
+        self,
+        link: socket,
+        open_repository: Callable[[], Repository],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._link, self._open = link, open_repository
-        self._link.settimeout(PATIENCE_S)
+        self._link.settimeout(patience_s)
         self._lock = threading.Lock()
         self._repository: Repository | None = None
         self._answers: dict[tuple[str, str], tuple[Any, ...]] = {}

@@ -43,6 +43,7 @@ PLATFORM_S = 0.25  # for a config that only names the platform, for which no mou
 PIECE_BYTES = 256 << 10
 LENGTH_BYTES = 4
 _DIGEST_BYTES = 512
+_GO_ON = b"\n"
 
 
 def start(
@@ -52,12 +53,14 @@ def start(
     plain_http: bool | None,
     options: Callable[[], StoreOptions],
     keep_config_in: str | None = None,
+    digest_first: bool = False,
 ) -> socket:
     """Start a helper for a mount of `ref`; returns the end of the link that the server reads.
 
     `options` is called in the helper, so that nothing is imported here. With `keep_config_in`, a
-    cache directory, the image's config and manifest are kept there as `image run` keeps them. Call
-    it in a process that has one thread.
+    cache directory, the image's config and manifest are kept there as `image run` keeps them. With
+    `digest_first` as well, the helper of an image that this cache knows goes on only once `go_on`
+    is called: its digest may be all that is needed. Call it in a process that has one thread.
     """
     ours, theirs = socketpair()
     child = fork()
@@ -66,7 +69,8 @@ def start(
             if fork() == 0:  # a grandchild: the caller may wait for all of its children
                 ours.close()
                 _detach(theirs)
-                _Helper(theirs, workload, keep_config_in).serve(ref, plain_http, options())
+                helper = _Helper(theirs, workload, keep_config_in, digest_first=digest_first)
+                helper.serve(ref, plain_http, options())
         except BaseException:  # a border: the server asks the registry, and reports what is wrong
             pass
         finally:
@@ -95,10 +99,13 @@ def _detach(link: socket) -> None:
 class _Helper:
     """The helper's side of the link."""
 
-    def __init__(self, link: socket, workload: str, keep_config_in: str | None) -> None:
+    def __init__(
+        self, link: socket, workload: str, keep_config_in: str | None, *, digest_first: bool
+    ) -> None:
         import threading
 
         self._link, self._workload, self._keep_config_in = link, workload, keep_config_in
+        self._digest_first = digest_first
         self._lock = threading.Lock()
         self._is_ready = False
 
@@ -122,6 +129,8 @@ class _Helper:
             self._send(
                 IMAGE, reference.version, descriptor.as_dict(), manifest.raw, manifest.media_type
             )
+            if self._is_enough(descriptor):
+                return
             keep = threading.Thread(
                 target=self._keep_config, args=(repository, descriptor, manifest), daemon=True
             )
@@ -137,6 +146,16 @@ class _Helper:
                 self._stream(repository, digest)
             if not sends_config:
                 keep.join(CONFIG_S)
+
+    def _is_enough(self, image: Descriptor) -> bool:
+        """Whether the link ends as nothing more is needed; waits to be told to go on."""
+        if not self._digest_first or self._keep_config_in is None:
+            return False
+        from bootseer.imageprefetch.image_cache import ImageCache
+
+        if not ImageCache(self._keep_config_in).is_fresh(image.digest):
+            return False
+        return self._link.recv(len(_GO_ON)) != _GO_ON
 
     def _sends_config(self, image: Descriptor) -> bool:
         """Whether the server needs the config, because no index names the platform."""
@@ -197,7 +216,7 @@ class _Helper:
     def _await_request(self) -> str:
         """The digest of the blob to be streamed; "" for none."""
         line = b""
-        while not line.endswith(b"\n"):
+        while not line.strip() or not line.endswith(b"\n"):
             received = self._link.recv(_DIGEST_BYTES)
             if not received:
                 return ""
@@ -232,6 +251,14 @@ def _likely_manifests(referrers: Iterable[Descriptor], workload: str) -> Iterato
         if hot_sets:
             yield max(hot_sets, key=lambda one: one.annotations.get(media_types.CREATED_NOTE, ""))
             return
+
+
+def go_on(link: socket) -> None:
+    """Tell a helper with `digest_first` that more than the digest is needed."""
+    try:
+        link.sendall(_GO_ON)
+    except OSError:
+        pass  # it has ended
 
 
 def shut(link: socket) -> None:

@@ -553,5 +553,6 @@ class Resolver:
                 cache.keep(digest, "table", kept.table, table)
             cache.keep_image(digest, kept)
             cache.pin(self._reference.name, digest)
+            cache.mark_asked(digest)
         cache.mark_used(digest)
         cache.clean(digest, kept)

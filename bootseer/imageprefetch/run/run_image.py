@@ -103,13 +103,15 @@ class RunSettings:
     `options` are podman's. `words`, if there are any, replace the image's own command. The
     directory `mount.events_dir`, if one is named, is shown to the container for its events.
 
-    `beside` brings what else the container needs.
+    `beside` brings what else the container needs. `starting` is called right before the container
+    is started on its mounted image, while this process has one thread; it must not raise.
     """
 
     mount: MountSettings
     options: Sequence[str] = ()
     words: Sequence[str] = ()
     beside: Beside | None = None
+    starting: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def _run(
             settings.beside.begin(place.folder)
         try:
             container = _on_mounted_image(settings, place, options, image_stack, report, mount)
+            if settings.starting is not None:
+                settings.starting()
             if complain is not None:
                 from bootseer.imageprefetch.run.server_log import follow_faults
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bootseer.imageprefetch.image_cache import ImageCache, KeptImage
+from bootseer.imageprefetch.image_cache import FRESH_S, ImageCache, KeptImage
 from bootseer.imageprefetch.mount import server_registry
 
 DIGESTS = [f"sha256:{letter * 64}" for letter in "abcd"]
@@ -82,3 +82,18 @@ def test_what_cannot_be_removed_keeps_nothing_else(store: ImageCache) -> None:
 
     store.expire(limit_bytes=int(1.5 * SIZE), lock_unused=broken)
     assert there(store) == [True, False, False, False]
+
+
+def test_what_the_registry_said_is_fresh_for_an_hour(store: ImageCache) -> None:
+    asked = os.path.join(store.folder_of(DIGESTS[0]), "asked")
+    assert not store.is_fresh(DIGESTS[0])
+    store.mark_asked(DIGESTS[0])
+    assert store.is_fresh(DIGESTS[0])
+    assert not store.is_fresh(DIGESTS[1])
+    said_s = os.stat(asked).st_mtime
+    os.utime(asked, (said_s, said_s - FRESH_S))
+    assert not store.is_fresh(DIGESTS[0])
+    os.utime(asked, (said_s, said_s + FRESH_S))  # the clock was set back since
+    assert not store.is_fresh(DIGESTS[0])
+    store.mark_asked(DIGESTS[0])
+    assert store.is_fresh(DIGESTS[0])

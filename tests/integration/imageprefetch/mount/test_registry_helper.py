@@ -598,3 +598,32 @@ def test_a_caller_that_ignores_its_childrens_ends_has_a_helper_too() -> None:
         [sys.executable, "-c", IGNORING], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_of_an_image_that_is_known_the_digest_may_be_all(
+    image: Published, registry: Any, tmp_path: Path, goes_on: bool
+) -> None:
+    """FAKE: a gate that shows what is asked for."""
+    cache = ImageCache(str(tmp_path))
+    with open_repository(image.ref)[0] as plain:
+        digest = plain.image("1")[0].digest
+    cache.mark_asked(digest)
+    with Gate(registry.host) as gate:
+        link = registry_helper.start(
+            image.ref.replace(registry.host, gate.authority),
+            workload="",
+            plain_http=None,
+            options=lambda: DEFAULTS,
+            keep_config_in=str(tmp_path),
+            digest_first=True,
+        )
+        with contextlib.closing(link):
+            assert helped_repository._receive(link)[0] == registry_helper.IMAGE
+            if goes_on:
+                registry_helper.go_on(link)
+                while helped_repository._receive(link)[0] != registry_helper.READY:
+                    pass
+            link.shutdown(SHUT_WR)
+            assert link.recv(1) == b""  # it has ended, and with it its requests
+        assert bool(gate.asked("/referrers/")) is goes_on

@@ -1,0 +1,184 @@
+"""`image run --config` on a node that has the image and its layer whole: no server comes up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bootseer.imageprefetch.image_cache import FRESH_S, ImageCache
+from bootseer.imageprefetch.mount.complete_mount import KEEPER
+from bootseer.storage.oci.open import open_repository
+from tests.support.labs.containers import WAIT, ContainerLab, checkpoint, deps, times
+from tests.support.labs.registry_proxy import Gate
+from tests.support.labs.web_servers import Request
+from tests.support.mounts.images import begun_with
+from tests.support.samples.images import file
+from tests.support.waiting import until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.debian("podman"),
+    pytest.mark.debian("docker-registry"),
+    pytest.mark.debian("busybox-static"),
+]
+
+SHOW = "cat /opt/new /opt/old/y"
+SILENCE_S = 5.0
+
+
+@contextlib.contextmanager
+def complete(lab: ContainerLab) -> Iterator[tuple[str, Gate]]:
+    """A node that is warm, and the gate through which it asks the registry."""
+    ref = lab.publish()
+    lab.configure(checkpoint(lab) + deps(lab))
+    with Gate(urlsplit(f"//{ref}").netloc) as gate:
+        ref = f"{gate.authority}/{ref.partition('/')[2]}"
+        warm = [sys.executable, "-m", "bootseer", "warm", "--config", str(lab.settings)]
+        # The checkpoint has no cache here, and is not kept.
+        subprocess.run(
+            [*warm, "--image", ref, "--", "--volume", f"{lab.log}:/log"],
+            env=lab.environment,
+            check=False,
+            timeout=180,
+            capture_output=True,
+        )
+        lab.run(ref, "sh", "-c", SHOW)  # is recorded, as nothing is known of what starts read
+        until(lambda: not begun_with(f"BOOTSEER_RUNTIME={lab.runtime}"), "all servers have ended")
+        yield ref, gate
+
+
+def modes(lab: ContainerLab) -> list[str]:
+    return [event["attributes"]["bootseer.image.mode"] for event in lab.ends("image.mount")]
+
+
+def ours(gate: Gate, begun: int) -> list[str]:
+    """What bootseer has asked for since the request `begun`."""
+    requests = gate.requests[begun:]
+    mine = [r for r in requests if r.headers.get("user-agent", "").startswith("bootseer")]
+    return [r.target.partition("/manifests/")[2] or r.target for r in mine]
+
+
+def keepers(lab: ContainerLab) -> list[int]:
+    return [
+        pid
+        for pid in begun_with(f"BOOTSEER_RUNTIME={lab.runtime}")
+        if Path(f"/proc/{pid}/comm").read_bytes().strip() == KEEPER
+    ]
+
+
+def test_the_registry_is_asked_for_the_name_alone(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, gate):
+        before, begun = len(modes(lab)), len(gate.requests)
+        out, error = lab.run(ref, "sh", "-c", SHOW)
+        assert (out, times(lab)) == ("new\ny\n", 1)
+        assert modes(lab)[before:] == ["complete", "complete"]
+        assert ours(gate, begun) == ["1"]
+        (line,) = error.splitlines()
+        assert line.endswith("all of it is on this node's disk")
+    install = lab.ends("deps.install")[-1]
+    assert (install["status"], install["attributes"]["bootseer.form"]) == ("ok", "layer")
+
+
+def test_a_name_that_stands_for_another_image_is_followed(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        lab.run(ref, "sh", "-c", SHOW)
+        lab.publish(file("opt/base2", b"another image"))
+        out, _ = lab.run(ref, "cat", "/opt/base2")
+        assert out == "another image"
+
+
+def test_what_the_registry_said_long_ago_is_asked_again(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, gate):
+        cache = ImageCache(str(lab.cache))
+        (pin,) = [
+            digest for name, digest in cache.list_pins() if not name.partition(":bootseer")[1]
+        ]
+        assert cache.is_fresh(pin)
+        old_s = time.time() - FRESH_S - 1
+        os.utime(os.path.join(cache.folder_of(pin), "asked"), (old_s, old_s))
+        assert not cache.is_fresh(pin)
+        begun = len(gate.requests)
+        assert lab.run(ref, "sh", "-c", SHOW)[0] == "new\ny\n"
+        assert any("referrers" in target for target in ours(gate, begun))
+        until(lambda: cache.is_fresh(pin), "it was asked")
+
+
+def test_a_silent_registry_costs_seconds(lab: ContainerLab) -> None:
+    silent: list[float] = []
+    speaks = threading.Event()
+
+    def say_nothing(_: object, request: Request) -> bool | None:
+        silent.append(time.monotonic())
+        speaks.wait(60)
+        return False
+
+    with complete(lab) as (ref, gate):
+        gate.rules.append(say_nothing)
+        try:
+            out, error = lab.run(ref, "sh", "-c", "cat /proc/uptime /opt/new")
+        finally:
+            speaks.set()
+    up_s = float(out.split()[0])
+    began_s = silent[0] - time.monotonic() + float(Path("/proc/uptime").read_text().split()[0])
+    assert silent
+    assert up_s - began_s < SILENCE_S
+    assert out.endswith("new\n")
+    assert "mounted from this node's cache" in error
+
+
+def test_wrong_bytes_at_their_source_are_not_mounted_again(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        cache = ImageCache(str(lab.cache))
+        with open_repository(ref)[0] as repository:
+            digest = repository.image("1")[0].digest
+        kept = cache.image(digest)
+        assert kept is not None
+        cache.condemn(digest, kept.block_image)
+        out, error = lab.run(ref, "cat", "/opt/old/y")
+        assert out == "y\n"
+        assert "podman pulls the image" in error
+
+
+def test_a_container_needs_no_keeper(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        with lab.begun(ref, WAIT + SHOW) as first:
+            (keeper,) = keepers(lab)
+            os.kill(keeper, signal.SIGKILL)
+            (lab.log / "go").touch()
+            out, _ = first.communicate(timeout=60)
+            assert (first.returncode, out) == (0, "new\ny\n")
+        assert lab.left() == []
+        (lab.log / "go").unlink()
+        assert lab.run(ref, "sh", "-c", SHOW)[0] == "new\ny\n"
+
+
+def test_the_keeper_sweeps_what_a_killed_command_left(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        job = WAIT + SHOW + " > /log/seen"
+        words = lab.words(ref, "sh", "-c", job)
+        with subprocess.Popen(
+            words, env=lab.environment, stdout=subprocess.PIPE, text=True
+        ) as first:
+            assert first.stdout is not None
+            try:
+                assert first.stdout.readline() == "ready\n"
+                assert len(keepers(lab)) == 1
+            finally:
+                first.kill()
+        (lab.log / "go").touch()
+        seen = lab.log / "seen"
+        until(lambda: seen.exists() and seen.read_text() == "new\ny\n", "the container went on")
+        until(lambda: not any("tree" in line for line in lab.left()), "its tree is swept")
+        until(lambda: not keepers(lab), "the keeper has ended")
+        until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
