@@ -218,18 +218,27 @@ class ImageCache:
                 if entry.is_file() and is_old and (is_unknown or entry.name.startswith(".")):
                     os.unlink(entry.path)
 
-    def mark_asked(self, digest: str) -> None:
-        """Remember that the registry has said now what is kept of an image."""
+    def mark_asked(self, digest: str, workload: str) -> None:
+        """Remember that the registry has said now what is kept of an image for a workload."""
         with contextlib.suppress(BootseerError):
-            _write(os.path.join(self.folder_of(digest), _ASKED), b"")
+            _write(self._asked_path(digest, workload), b"")
 
-    def is_fresh(self, digest: str) -> bool:
+    def forget_asked(self, digest: str, workload: str) -> None:
+        """Have the registry asked again."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._asked_path(digest, workload))
+
+    def is_fresh(self, digest: str, workload: str) -> bool:
         """Whether the registry has said so within `FRESH_S`."""
         try:
-            asked_s = os.stat(os.path.join(self.folder_of(digest), _ASKED)).st_mtime
+            asked_s = os.stat(self._asked_path(digest, workload)).st_mtime
         except OSError:
             return False
         return 0 <= time.time() - asked_s < FRESH_S
+
+    def _asked_path(self, digest: str, workload: str) -> str:
+        name = digest_of(workload.encode()).partition(":")[2][:16]
+        return os.path.join(self.folder_of(digest), f"{_ASKED}-{name}")
 
     def mark_used(self, digest: str) -> None:
         """Remember that an image is mounted now."""

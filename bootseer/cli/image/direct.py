@@ -204,12 +204,17 @@ def _mount(
         if kept is not None:
             # Whoever ends all processes of a start must not break another one.
             settings = dataclasses.replace(settings, share=False)
-            complete = _mount_complete(settings, helper, kept)
+            try:
+                complete = _mount_complete(settings, helper, kept)
+            except BaseException:  # no helper waits for what does not come
+                if helper is not None:
+                    registry_helper.end(helper)
+                raise
             if complete is not None:
+                if helper is not None:
+                    registry_helper.end(helper)
                 return complete
-            if helper is not None and helper.fileno() < 0:  # its answer was read already
-                helper = None
-            elif helper is not None:
+            if helper is not None:
                 registry_helper.go_on(helper)
             _import_server(settings.cache)
         mounted = mounting.mount(

@@ -244,6 +244,7 @@ class DepsLayer:
         runtime = os.path.abspath(start.mount.runtime or default_runtime())
         try:
             os.makedirs(target, exist_ok=True)
+            self._doubt_old(settings)
             mounted = start.mount_image(settings)
             self._stack.enter_context(temporary_mounts.unmounting(target, runtime))
             self.mounts.append((target, mounted))
@@ -255,6 +256,15 @@ class DepsLayer:
             self._reasons.append(describe(error))
             return ""
         return target
+
+    def _doubt_old(self, settings: MountSettings) -> None:
+        """Have the registry asked for a layer that this node knows, and that has grown old."""
+        from bootseer.imageprefetch.image_cache import ImageCache
+
+        cache = ImageCache(self._cache())
+        digest = cache.read_pin(parse_reference(settings.ref).name)
+        if digest and cache.config(digest) is not None and self._is_old(settings, digest):
+            cache.forget_asked(digest, settings.workload)
 
     def _is_old(self, settings: MountSettings, digest: str) -> bool:
         """Whether a layer is to be made again, as newer versions may fit its requirements."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from bootseer import events
 from bootseer import light_dataclasses as dataclasses
 from bootseer.blockimage import erofs_mount
-from bootseer.errors import BootseerError, StoreUnavailableError
+from bootseer.errors import BootseerError
 from bootseer.imageprefetch.image_cache import ImageCache
 from bootseer.imageprefetch.mount import (
     container_folders,
@@ -32,12 +32,13 @@ from bootseer.imageprefetch.mount import (
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.mount_events import MOUNT, FaultLog, MountEvents
 from bootseer.imageprefetch.mount.server_registry import ServerFolder, ServerRecord
-from bootseer.imageprefetch.resolve.helped_repository import HelpedRepository
+from bootseer.imageprefetch.resolve.helped_repository import peek_digest
 from bootseer.imageprefetch.resolve.resolver import ResolvedImage, Resolver
 from bootseer.light_dataclasses import dataclass
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.system.child_processes import (
     fork,
+    has_threads,
     name_thread,
     silence_descriptors,
     silence_streams,
@@ -45,11 +46,10 @@ from bootseer.system.child_processes import (
 
 if TYPE_CHECKING:
     from _socket import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bootseer.blockimage.serve.serverless_mount import CompleteImage
     from bootseer.imageprefetch.mount.settings import MountSettings
-    from bootseer.storage.oci.repository import Repository
 
 HELPER_S = 1.5
 """How long the helper's answer is waited for; then the image is mounted as every other, which
@@ -77,89 +77,89 @@ def mount_complete(
 ) -> tuple[MountedImage, KeptMount] | None:
     """Mount an image, if all of it is here and checked; None where it is to be mounted as others.
 
-    The `helper` asks what the name stands for; it is closed here where its answer was read. With
-    `names_content` the name is a tag that never stands for anything else, and nothing is asked.
-    Nothing is left behind where this returns None. Raises UsageError and NotSupportedError as
-    `mount.mount`. Call it in a process that has one thread.
+    The `helper` asks what the name stands for; its answer is left to whoever reads it next. With
+    `names_content` what the name stood for still holds, and nothing is asked. Nothing is left
+    behind where this returns None. Raises UsageError and NotSupportedError as `mount.mount`. Call
+    it in a process that has one thread.
     """
     settings = mount.check_settings(settings)
     cache, reference = ImageCache(settings.cache), parse_reference(settings.ref)
     began_ns = time.time_ns(), time.monotonic_ns()
     digest = cache.read_pin(reference.name)
-    if not digest or not cache.is_fresh(digest) or cache.config(digest) is None:
+    if not digest or not cache.is_fresh(digest, settings.workload) or cache.config(digest) is None:
         return None
-    is_known = names_content or reference.digest == digest
-    if not is_known and (helper is None or _ask(helper, reference.version) != digest):
+
+    def is_still() -> bool:
+        if names_content or reference.digest == digest:
+            return True
+        return helper is not None and digest == peek_digest(helper, reference.version, HELPER_S)
+
+    try:
+        state = ServerFolder.create(settings.runtime)
+        with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
+            undo.callback(server_registry.sweep, state.folder, also_mounts=True)
+            stack.callback(state.release)
+            undo.callback(state.release)
+            stack.enter_context(
+                server_registry.lock_image(settings.runtime, digest, limit_s=LOCK_S)
+            )
+            made = _mount(settings, digest, cache, state, undo, is_still, began_ns)
+            if made is not None:
+                undo.pop_all()
+            return made
+    except (BootseerError, OSError):  # whatever it is, a server's start tells, or does better
         return None
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = server_registry.lock_image(settings.runtime, digest, limit_s=LOCK_S)
-            stack.enter_context(lock)
-            return _mount(settings, digest, cache, began_ns, stack)
-        except (BootseerError, OSError):  # whatever it is, a server's start tells, or does better
-            return None
-
-
-def _ask(helper: socket, version: str) -> str:
-    """The digest that a name stands for, as the helper has it; "" where it does not come."""
-
-    def open_repository() -> Repository:
-        raise StoreUnavailableError("the helper does not answer")
-
-    with HelpedRepository(helper, open_repository, patience_s=HELPER_S) as repository:
-        try:
-            return repository.image(version)[0].digest
-        except BootseerError:
-            return ""
 
 
 def _mount(
     settings: MountSettings,
     digest: str,
     cache: ImageCache,
+    state: ServerFolder,
+    undo: contextlib.ExitStack,
+    is_still: Callable[[], bool],
     began_ns: tuple[int, int],
-    stack: contextlib.ExitStack,
 ) -> tuple[MountedImage, KeptMount] | None:
-    """Mount what is here of an image, whose lock is held; `stack` is left when that is done."""
+    """Mount what is here of an image, whose lock is held; `undo` is left where that fails.
+
+    `is_still` says whether the name stands for it; asked last, as the answer is on its way.
+    """
     cache.mark_used(digest)  # before anything is read: it must not expire meanwhile
     kept = cache.image(digest)
     if kept is None or kept.block_image == cache.find_condemned(digest):
         return None
-    state = ServerFolder.create(settings.runtime)
-    stack.callback(state.release)
-    with contextlib.ExitStack() as undo:
-        undo.callback(server_registry.sweep, state.folder, also_mounts=True)
-        undo.callback(state.release)
-        resolved = _open(settings, digest, kept.block_image, cache, state)
+    resolved = _open(settings, digest, kept.block_image, cache, state)
 
-        def say(kind: str, text: str) -> None:
-            _reports(settings, state.folder).fault(kind, text)  # perhaps the keeper's
+    def say(kind: str, text: str) -> None:  # in the keeper
+        if os.path.ismount(settings.directory):  # else the container was there for a moment only
+            _reports(settings, state.folder).fault(kind, text)
 
-        complete = serverless_choice.choose_serverless(settings, digest, resolved, say)
-        if complete is None:
-            return None
-        undo.callback(complete.close)
-        reports = _reports(settings, state.folder)
-        mounted = complete.mount(settings.directory)
-        if settings.nosuid:
-            erofs_mount.restrict(settings.directory, nosuid=True)
-        record = ServerRecord(
-            digest=digest,
-            block_image=resolved.block_image,
-            workload=settings.workload,
-            device=mounted.device,
-            source=mounted.source,
-            handle=0,
-            data_bytes=resolved.image.data_bytes,
-            loop=mounted.loop,
-            shared=settings.share,
-            state=state.folder,
-            supervisor=os.getpid(),
-            sealed=True,
-            bdis=mounted.bdis,
-        )
-        state.register(record)
-        undo.pop_all()
+    complete = serverless_choice.choose_serverless(settings, digest, resolved, say)
+    if complete is None:
+        return None
+    undo.callback(complete.close)
+    if not is_still():
+        return None
+    mounted = complete.mount(settings.directory)
+    if settings.nosuid:
+        erofs_mount.restrict(settings.directory, nosuid=True)
+    record = ServerRecord(
+        digest=digest,
+        block_image=resolved.block_image,
+        workload=settings.workload,
+        device=mounted.device,
+        source=mounted.source,
+        handle=0,
+        data_bytes=resolved.image.data_bytes,
+        loop=mounted.loop,
+        shared=settings.share,
+        state=state.folder,
+        supervisor=os.getpid(),
+        sealed=True,
+        bdis=mounted.bdis,
+    )
+    state.register(record)
+    reports = _reports(settings, state.folder)
     hot = bool(resolved.hot_set) and settings.hot
     reports.begin(MOUNT, began_ns)
     reports.report_mounted(resolved, hot=hot, loop=record.loop, complete=True)
@@ -222,18 +222,22 @@ def start_keeper(mounts: Sequence[KeptMount]) -> None:
     """
     if not mounts:
         return
+    if has_threads():  # a call to a registry that was given up
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a handler would end the command
     try:
         pid = fork()
+        if pid == 0:
+            try:
+                _keep(mounts)
+            finally:
+                os._exit(0)
     except OSError:
         return
-    if pid:
-        for one in mounts:
-            one.complete.close()  # it is the keeper's
-        return
-    try:
-        _keep(mounts)
     finally:
-        os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for one in mounts:
+        one.complete.close()  # it is the keeper's
 
 
 def _keep(mounts: Sequence[KeptMount]) -> None:
@@ -241,6 +245,7 @@ def _keep(mounts: Sequence[KeptMount]) -> None:
     gc.enable()
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     name_thread(KEEPER)
     os.setsid()
     os.chdir("/")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import sys
 import threading
+import time
+from _socket import MSG_PEEK
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +43,7 @@ PATIENCE_S = 3.5
 
 Longer than the helper itself waits for a byte, so a helper that is alive gives up first."""
 MOST_MESSAGE_BYTES = 64 << 20
+_MOST_PEEKED_BYTES, _PEEK_POLL_S = 256 << 10, 0.001
 
 
 class HelpedRepository(Closing):
@@ -49,15 +53,9 @@ class HelpedRepository(Closing):
     before that nothing is imported for it. Any number of threads may use it.
     """
 
-    def __init__(
-        self,
-        link: socket,
-        open_repository: Callable[[], Repository],
-        *,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, link: socket, open_repository: Callable[[], Repository]) -> None:
         self._link, self._open = link, open_repository
-        self._link.settimeout(patience_s)
+        self._link.settimeout(PATIENCE_S)
         self._lock = threading.Lock()
         self._repository: Repository | None = None
         self._answers: dict[tuple[str, str], tuple[Any, ...]] = {}
@@ -272,6 +270,29 @@ class HelpedStream(Closing):
         registry_helper.end(self._link)
         if rest is not None:
             rest.close()
+
+
+def peek_digest(link: socket, version: str, limit_s: float) -> str:
+    """The digest of the image that a name stands for, if the helper's first message has it in time.
+
+    "" otherwise. The message stays, for whoever reads the link next.
+    """
+    end_s = time.monotonic() + limit_s
+    link.settimeout(limit_s)
+    with contextlib.suppress(OSError, ValueError, CorruptDataError):
+        while time.monotonic() < end_s:
+            data = link.recv(_MOST_PEEKED_BYTES, MSG_PEEK)
+            length = int.from_bytes(data[: registry_helper.LENGTH_BYTES], sys.byteorder)
+            body = data[registry_helper.LENGTH_BYTES :][:length]
+            if not data or length > _MOST_PEEKED_BYTES - registry_helper.LENGTH_BYTES:
+                return ""
+            if len(data) > registry_helper.LENGTH_BYTES and len(body) == length:
+                kind, name, fields, raw, media_type = marshal.loads(body)
+                descriptor = Descriptor.parse(fields)
+                _parse(raw, media_type, descriptor)
+                return descriptor.digest if (kind, name) == (IMAGE, version) else ""
+            time.sleep(_PEEK_POLL_S)  # the rest of it is on its way
+    return ""
 
 
 def _receive(link: socket) -> tuple[Any, ...]:

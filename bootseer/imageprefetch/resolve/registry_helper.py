@@ -153,7 +153,7 @@ class _Helper:
             return False
         from bootseer.imageprefetch.image_cache import ImageCache
 
-        if not ImageCache(self._keep_config_in).is_fresh(image.digest):
+        if not ImageCache(self._keep_config_in).is_fresh(image.digest, self._workload):
             return False
         return self._link.recv(len(_GO_ON)) != _GO_ON
 

@@ -131,6 +131,7 @@ class Resolver:
         self._helped: HelpedRepository | None = None
         self._alone: tuple[Descriptor, Manifest] | None = None  # an image that no index named
         self._offline = False
+        self._is_newest = True  # what is opened, of all that the registry has
         self._published = True  # until the registry says otherwise
         self.look = FirstLook(ref, look_s, self._give_up, begun_s=look_begun_s)
         self.repository: RepositoryReader = BoundedRepository(self._own_repository, self.look)
@@ -229,6 +230,7 @@ class Resolver:
         `block_image`: take this one, even if there is a newer one.
         """
         self._cache.mark_used(digest)  # before anything is read: it must not expire meanwhile
+        self._is_newest = not block_image
         if not self._offline:
             try:
                 return self._from_registry(digest, block_image)
@@ -553,6 +555,7 @@ class Resolver:
                 cache.keep(digest, "table", kept.table, table)
             cache.keep_image(digest, kept)
             cache.pin(self._reference.name, digest)
-            cache.mark_asked(digest)
+            if self._is_newest:
+                cache.mark_asked(digest, self._workload)
         cache.mark_used(digest)
         cache.clean(digest, kept)

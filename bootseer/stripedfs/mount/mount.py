@@ -28,7 +28,9 @@ from bootseer.errors import (
     BusyError,
     DeadlineError,
     NotFoundError,
+    StoreUnavailableError,
     UsageError,
+    describe,
     from_os_error,
 )
 from bootseer.events.redaction import redact_message, safe_url
@@ -111,7 +113,8 @@ def serve(settings: MountSettings, *, on_ready: Callable[[], None] | None = None
     looking = f"cannot look at {redact_message(settings.url)}"
     look_end_s = time.monotonic() + settings.look_s
     # A job's own directory nobody looks into before the job: there the first worker's look will do.
-    is_checked = not settings.for_pid or settings.writable or settings.backend != "own"
+    looks_first = not settings.for_pid or settings.over or settings.writable
+    is_checked = looks_first or settings.backend != "own"
     if is_checked:
         run_in_child(lambda: _check(settings), settings.look_s, looking, meanwhile=_load_tree)
     else:
@@ -309,7 +312,14 @@ def _look_again(
         store, name, info = _open_store(_limit_store(settings))
         if info is None:  # it was made meanwhile
             info = namespace.look_up(store, name)
-        return store, name, info, None if is_checked else _open_root(store, info)
+        if is_checked:
+            return store, name, info, None
+        try:
+            return store, name, info, _open_root(store, info)
+        except (BootseerError, OSError):
+            raise
+        except Exception as error:  # a border: other workers would fare no better
+            raise StoreUnavailableError(f"cannot look at it: {describe(error)}") from error
 
     if limit_s == math.inf:
         return look()

@@ -105,7 +105,7 @@ class StripedTree(Operations):
         passing_from: str = "",
     ) -> None:
         self.store = store
-        self._root_source = root_source
+        self._opened_root = (root, root_source)
         self._name_of_root = name
         self._direct_bytes = direct_bytes
         self._deadline_s = deadline_s
@@ -296,8 +296,8 @@ class StripedTree(Operations):
         raise FileSystemError(errno.ESTALE)
 
     def _open_source(self, info: PathInfo) -> FileSource:
-        source, self._root_source = self._root_source, None
-        if source is not None and is_source_of(info, source):
+        (root, source), self._opened_root = self._opened_root, (info, None)
+        if source is not None and root == info:  # unless it was replaced since
             return source
         return open_file(self.store, info)
 

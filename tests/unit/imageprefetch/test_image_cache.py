@@ -85,15 +85,18 @@ def test_what_cannot_be_removed_keeps_nothing_else(store: ImageCache) -> None:
 
 
 def test_what_the_registry_said_is_fresh_for_an_hour(store: ImageCache) -> None:
-    asked = os.path.join(store.folder_of(DIGESTS[0]), "asked")
-    assert not store.is_fresh(DIGESTS[0])
-    store.mark_asked(DIGESTS[0])
-    assert store.is_fresh(DIGESTS[0])
-    assert not store.is_fresh(DIGESTS[1])
-    said_s = os.stat(asked).st_mtime
+    assert not store.is_fresh(DIGESTS[0], "w")
+    store.mark_asked(DIGESTS[0], "w")
+    (asked,) = Path(store.folder_of(DIGESTS[0])).glob("asked-*")
+    assert store.is_fresh(DIGESTS[0], "w")
+    assert not store.is_fresh(DIGESTS[0], "another")
+    assert not store.is_fresh(DIGESTS[1], "w")
+    said_s = asked.stat().st_mtime
     os.utime(asked, (said_s, said_s - FRESH_S))
-    assert not store.is_fresh(DIGESTS[0])
+    assert not store.is_fresh(DIGESTS[0], "w")
     os.utime(asked, (said_s, said_s + FRESH_S))  # the clock was set back since
-    assert not store.is_fresh(DIGESTS[0])
-    store.mark_asked(DIGESTS[0])
-    assert store.is_fresh(DIGESTS[0])
+    assert not store.is_fresh(DIGESTS[0], "w")
+    store.mark_asked(DIGESTS[0], "w")
+    assert store.is_fresh(DIGESTS[0], "w")
+    store.forget_asked(DIGESTS[0], "w")
+    assert not store.is_fresh(DIGESTS[0], "w")

@@ -608,7 +608,7 @@ def test_of_an_image_that_is_known_the_digest_may_be_all(
     cache = ImageCache(str(tmp_path))
     with open_repository(image.ref)[0] as plain:
         digest = plain.image("1")[0].digest
-    cache.mark_asked(digest)
+    cache.mark_asked(digest, "")
     with Gate(registry.host) as gate:
         link = registry_helper.start(
             image.ref.replace(registry.host, gate.authority),
@@ -619,7 +619,9 @@ def test_of_an_image_that_is_known_the_digest_may_be_all(
             digest_first=True,
         )
         with contextlib.closing(link):
-            assert helped_repository._receive(link)[0] == registry_helper.IMAGE
+            assert helped_repository.peek_digest(link, "2", 30.0) == ""
+            assert helped_repository.peek_digest(link, "1", 30.0) == digest
+            assert helped_repository._receive(link)[0] == registry_helper.IMAGE  # it is still there
             if goes_on:
                 registry_helper.go_on(link)
                 while helped_repository._receive(link)[0] != registry_helper.READY:
