@@ -83,6 +83,8 @@ def test_all_bytes_are_there_before_anybody_reads(
     work = begun(tree)
     wait(work)
     assert work.fetched_bytes == 4 * LARGE + 100
+    # A request is counted once its bytes are there.
+    until(lambda: fetcher.stats.total().bytes >= 4 * LARGE + 100, "all requests are counted")
     before = fetcher.stats.total().requests
     for node in expected_load.find_expected(tree, ""):
         buffer = bytearray(node.info.size_bytes)
