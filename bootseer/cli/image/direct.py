@@ -213,7 +213,7 @@ def _mount(
             if complete is not None:
                 if helper is not None:
                     registry_helper.end(helper)
-                return complete
+                return dataclasses.replace(complete, notes=(*notes, *complete.notes))
             if helper is not None:
                 registry_helper.go_on(helper)
             _import_server(settings.cache)
@@ -230,8 +230,10 @@ def _mount_complete(
     settings: MountSettings, helper: socket | None, kept: list[KeptMount]
 ) -> MountedImage | None:
     """Mount an image that this node has whole; None where it has not, or that is not sure."""
-    if not os.path.isdir(os.path.join(_cache_directory({"cache": settings.cache}), "blocks")):
-        return None  # before anything is imported
+    from bootseer.imageprefetch.image_cache import BLOCKS
+
+    if not os.path.isdir(os.path.join(settings.cache or _cache_directory({}), BLOCKS)):
+        return None  # before more is imported
     from bootseer.imageprefetch.mount import complete_mount
 
     made = complete_mount.mount_complete(settings, helper, names_content=bool(kept))

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.settings import MountSettings
 
 HELPER_S = 1.5
-"""How long the helper's answer is waited for; then the image is mounted as every other, which
-asks once more within the same look."""
+"""How long the helper's answer is waited for; then the image is mounted as every other, within
+the same look."""
 LOCK_S = 1.0
 NICENESS = 10
 """What makes the container goes before what reads ahead for it: on two cores it is there 40 ms

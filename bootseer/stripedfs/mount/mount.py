@@ -5,8 +5,8 @@ mount and starts a new worker when one dies; the worker, which reads the store. 
 has threads and connections.
 
 Most modules that only the worker needs are imported while the store is being asked, because `start`
-waits for both. The worker itself imports `write_tree`, which only a writable mount needs, and
-`system.descriptors`.
+waits for both. A job's own mount has the worker alone ask, and they are imported before. The worker
+itself imports `write_tree`, which only a writable mount needs, and `system.descriptors`.
 """
 
 from __future__ import annotations
