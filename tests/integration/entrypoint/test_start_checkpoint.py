@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -530,6 +531,7 @@ def test_a_store_that_hangs_is_left_to_a_plain_command_that_waits(job: Job, form
         hanging.settimeout(0)
         hanging.accept()[0].close()  # it was asked
     assert (done.returncode, done.stdout) == (0, b"plain\n")
-    assert b"no answer for 4 s" in done.stderr
-    assert "no answer for 4 s" in job.reasons()[0]
+    waited = r"no answer for (4|3\.[0-9]+) s"  # less where the look began late in the 4 s
+    assert re.search(waited.encode(), done.stderr)
+    assert re.search(waited, job.reasons()[0])
     assert not job.to.is_mount()
