@@ -1,9 +1,10 @@
-"""Lowest priorities for the processor and the disk; what the kernel refuses stays as it is."""
+"""Lower priorities for the processor and the disk; what the kernel refuses stays as it is."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 from bootseer.system.libc import system_call
 
@@ -35,3 +36,58 @@ def use_idle_disk() -> None:
     if number is not None:
         with contextlib.suppress(OSError):
             system_call(number, _WHO_PROCESS, 0, _IDLE_CLASS)
+
+
+class YieldingProcess:
+    """All threads of this process, which run behind others' from `begin` to `end`.
+
+    They do only where the kernel lets them come back, which takes CAP_SYS_NICE or a limit of
+    RLIMIT_NICE.
+    """
+
+    def __init__(self, steps: int) -> None:
+        """`steps` are those of nice(2) by which they are lower."""
+        self._steps = steps
+        self._own: int | None = None
+
+    def begin(self) -> None:
+        """Lower them, and those that they start; nothing raises."""
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        if own + self._steps <= _LEAST_NICENESS and _may_come_back(own):
+            self._own = own
+            _set_all_threads(own + self._steps)
+
+    def end(self) -> None:
+        """Put them back; again, or before `begin`, does nothing."""
+        own, self._own = self._own, None
+        if own is not None:
+            _set_all_threads(own)
+
+
+_LEAST_NICENESS = 19
+
+
+def _may_come_back(niceness: int) -> bool:
+    """Whether a thread may leave a lower priority; found out by one that ends then."""
+    may: list[bool] = []
+
+    def attempt() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, niceness + 1)
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
+            may.append(True)
+
+    thread = threading.Thread(target=attempt)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had
+        return False
+    thread.join()
+    return bool(may)
+
+
+def _set_all_threads(niceness: int) -> None:
+    for _ in range(2):  # one that began meanwhile has its priority of the thread that began it
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)

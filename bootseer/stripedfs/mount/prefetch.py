@@ -24,6 +24,7 @@ from bootseer.errors import BootseerError, describe
 from bootseer.fuse.operations import FileSystemError
 from bootseer.stripedfs.mount import expected_load
 from bootseer.system import page_cache
+from bootseer.system.priority import YieldingProcess
 
 if TYPE_CHECKING:
     from bootseer.blocks.fetch.fetcher import Ticket
@@ -43,6 +44,9 @@ SLOW_BYTES_S = 60e6
 """Where less comes, each connection may be slow, and the most are used."""
 READ_AHEAD_BYTES = 128 << 10
 """The kernel reads ahead this much at one request on every file system, and drops the rest."""
+YIELDING_STEPS = 10
+"""How far this process goes behind the container that starts and the imports of its job (nice(2)):
+on two cores both are sooner there, and the bytes no later than the job opens their file."""
 FAILURES = 3
 """Steps in a row that failed: what the store can still do belongs to readers."""
 _POLL_S = 0.5
@@ -53,7 +57,8 @@ class Prefetch(Closing):
 
     `wanted` is as in `expected_load`. At most `most_bytes` are fetched (None: all, as a node cache
     keeps them). `turns` tells when other processes of the node need the link more, and them, where
-    the job `is_starting`, that what nobody waits for shall come later.
+    the job `is_starting`, that what nobody waits for shall come later. Then this process, which is
+    the mount's worker, also yields the processor until the job opens a large file.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Prefetch(Closing):
     ) -> None:
         self._tree, self._wanted, self._most_bytes = tree, wanted, most_bytes
         self._turns, self._is_starting = turns, is_starting
+        self._yielding = YieldingProcess(YIELDING_STEPS)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._expected: frozenset[str] | None = None
@@ -88,6 +94,7 @@ class Prefetch(Closing):
         if self._closing.is_set() or node.info.size_bytes <= expected_load.SMALL_BYTES:
             return
         with self._lock:
+            self._yielding.end()
             self._opened.add(node.path)
             self._check_guess()
 
@@ -128,6 +135,7 @@ class Prefetch(Closing):
                     for node in self._tree.nodes.all():
                         if node.info.is_folder and not node.is_fixed:
                             self._tree.nodes.outdate(node)
+                    self._yield()
                     reason = self.fetch(expected)
             except (BootseerError, FileSystemError, OSError) as error:
                 reason = describe(error)
@@ -137,12 +145,19 @@ class Prefetch(Closing):
                 for ticket, _ in self._under_way:
                     ticket.cancel()
             with self._lock:
+                self._yielding.end()
                 self._has_ended = True
                 reason = reason or self._why_ended()
             about: dict[str, object] = {"bootseer.bytes": self.fetched_bytes}
             if reason:
                 status, about = "fallback", {**about, "bootseer.reason": reason}
             writer.end(span, PHASE, status, about)
+
+    def _yield(self) -> None:
+        if self._is_starting:
+            with self._lock:
+                if not self._opened:
+                    self._yielding.begin()
 
     def _announcing(self) -> AbstractContextManager[None]:
         if self._turns is None or not self._is_starting:
