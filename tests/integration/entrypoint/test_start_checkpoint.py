@@ -302,6 +302,24 @@ def test_the_mount_of_a_job_that_runs_is_there_again_afterwards(job: Job) -> Non
 
 
 @pytest.mark.root
+def test_a_look_that_fails_takes_nothing_from_a_job_that_runs(job: Job) -> None:
+    job.settings()
+    store, away = job.path / "store", job.path / "away"
+    script = f"echo ready; read line; sha256sum {job.to}/model.pt"
+    with job.running("sh", "-c", script) as first:
+        assert first.read_line() == b"ready\n"
+        store.rename(away)
+        done = job.start("echo", "job")
+        away.rename(store)
+        assert (done.returncode, done.stdout) == (0, b"job\n"), done.stderr
+        first.write_line()
+        assert first.read_line() == job.sum_line()
+        assert first.process.wait(30) == 0
+    assert any(str(store) in reason for reason in job.reasons())
+    assert job.unmounted()
+
+
+@pytest.mark.root
 def test_a_job_that_takes_its_time_to_end_takes_nothing_from_the_next(job: Job) -> None:
     job.settings()
     script = f"echo ready; read line; sha256sum {job.to}/model.pt"

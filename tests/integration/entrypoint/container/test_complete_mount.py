@@ -194,6 +194,87 @@ def test_a_container_needs_no_keeper(lab: ContainerLab) -> None:
         assert lab.run(ref, "sh", "-c", SHOW)[0] == "new\ny\n"
 
 
+STRUCK = "/struck"
+_STRIKE = f"""
+import errno, os, signal, sys
+from pathlib import Path
+from bootseer.__main__ import main
+from bootseer.imageprefetch.mount.server_registry import ServerFolder
+struck, register = Path(os.environ["BOOTSEER_RUNTIME"] + "{STRUCK}"), ServerFolder.register
+def strike(folder, record):
+    if struck.exists():
+        return register(folder, record)
+    struck.write_text(Path("/proc/self/mountinfo").read_text())
+    FAULT
+ServerFolder.register = strike
+sys.exit(main())
+"""
+FULL_DISK = 'raise OSError(errno.ENOSPC, "No space left on device")'
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def struck(lab: ContainerLab, fault: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Fault injection: a command that `fault` strikes once, when it has mounted its image and is
+    about to note that."""
+    assert words[1:3] == ["-m", "bootseer"]
+    done = subprocess.run(
+        [words[0], "-c", _STRIKE.replace("FAULT", fault), *words[3:]],
+        env=lab.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    mounts = Path(f"{lab.runtime}{STRUCK}").read_text().splitlines()
+    assert any(str(lab.runtime / "containers") in line and "erofs" in line for line in mounts)
+    return done
+
+
+def test_a_mount_that_cannot_be_noted_is_made_by_a_server(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        done = struck(lab, FULL_DISK, lab.words(ref, "sh", "-c", SHOW))
+        assert (done.returncode, done.stdout) == (0, "new\ny\n"), done.stderr
+        assert lab.left() == []
+        until(lambda: states(lab) == [], "the image's state is removed")
+
+
+def test_what_was_mounted_and_not_noted_is_swept(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, _):
+        done = struck(lab, KILL, lab.words(ref, "sh", "-c", SHOW))
+        assert done.returncode == -signal.SIGKILL
+        assert lab.left() != []
+        assert lab.run(ref, "sh", "-c", SHOW)[0] == "new\ny\n"
+        until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
+        until(lambda: states(lab) == [], "its state is removed")
+
+
+def test_two_starts_at_once_mount_the_image_each(lab: ContainerLab) -> None:
+    with complete(lab) as (ref, gate):
+        before, begun = len(modes(lab)), len(gate.requests)
+        words = lab.words(ref, "sh", "-c", WAIT + SHOW)
+        with contextlib.ExitStack() as stack:
+            starts = [
+                stack.enter_context(
+                    subprocess.Popen(words, env=lab.environment, stdout=subprocess.PIPE, text=True)
+                )
+                for _ in range(2)
+            ]
+            stack.callback((lab.log / "go").touch)
+            for start in starts:
+                assert start.stdout is not None
+                assert start.stdout.readline() == "ready\n"
+            assert len(states(lab)) == 4  # an image and a layer each
+            (lab.log / "go").touch()
+            for start in starts:
+                assert start.communicate(timeout=60)[0] == "new\ny\n"
+                assert start.returncode == 0
+        assert modes(lab)[before:] == ["complete"] * 4
+        assert ours(gate, begun) == ["1", "1"]
+        assert lab.left() == []
+        until(lambda: states(lab) == [], "their states are removed")
+
+
 def test_the_keeper_sweeps_what_a_killed_command_left(lab: ContainerLab) -> None:
     with complete(lab) as (ref, _):
         job = WAIT + SHOW + " > /log/seen"
