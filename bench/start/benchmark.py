@@ -7,8 +7,9 @@ The example's job (`examples/train`) in an image of Debian's Python and packages
 read; its dependencies in a package index, its checkpoint of 0.13 GB in a web server, its image in
 Debian's docker-registry, all behind one link of 1 Gbit/s with a round trip of 1 ms. Their page
 cache is warm. Seconds are from the launch until the first step is done, `received` what came over
-the link until then. Each side runs once uncounted before the first round, so that its programs are
-in the page cache for all.
+the link until then. Each side runs once uncounted before the first round. A machine may drop from
+its page cache what no program has used for a minute; so that programs are in it for all, a
+`warm plain` follows another one that is not counted, and a fresh node a second start.
 
 `plain` pulls the image by podman, installs by pip, fetches the checkpoint by one request, and runs.
 `ours` is one command, `bootseer image run --config`; no process of ours runs before. `warm plain`
@@ -197,7 +198,7 @@ class Rounds:
 def _measure_job(rounds: int) -> list[harness.Case]:
     with prepared() as starts:
         made = Rounds(starts)
-        fresh = made.counted("fresh node", starts.fresh)
+        fresh = made.counted("fresh node", lambda: _again_in_memory(starts.second, starts.fresh))
         turns = {
             SECOND: starts.second,
             "again in its container": starts.again,
@@ -215,7 +216,7 @@ def _measure_job(rounds: int) -> list[harness.Case]:
 
         plain, warm = (
             made.counted(PLAIN, starts.plain),
-            made.counted(WARM, starts.warm_plain),
+            made.counted(WARM, lambda: _again_in_memory(starts.warm_plain, starts.warm_plain)),
         )
         made.run({PLAIN: plain, harness.OURS: ours, WARM: warm}, rounds)
         needed, checkpoint = starts.needed_bytes(), starts.checkpoint_bytes
@@ -239,6 +240,12 @@ def _measure_job(rounds: int) -> list[harness.Case]:
                 received |= {PLAIN: made.received(PLAIN), NEEDED: [needed / 1e6] * rounds}
             cases += harness.cases_of(f"{kind} received", received, unit="MB")
         return harness.under(made.where, cases)
+
+
+def _again_in_memory(before: Callable[[], Start], start: Callable[[], Start]) -> Start:
+    """A start whose programs another one has just used."""
+    before()
+    return start()
 
 
 def _measure_parts(rounds: int) -> list[harness.Case]:
@@ -278,8 +285,12 @@ def _measure_larger(rounds: int) -> list[harness.Case]:
         made.run(
             {
                 PLAIN: made.counted(PLAIN, starts.plain),
-                harness.OURS: made.counted("fresh node", starts.fresh),
-                WARM: made.counted(WARM, starts.warm_plain),
+                harness.OURS: made.counted(
+                    "fresh node", lambda: _again_in_memory(starts.second, starts.fresh)
+                ),
+                WARM: made.counted(
+                    WARM, lambda: _again_in_memory(starts.warm_plain, starts.warm_plain)
+                ),
             },
             rounds,
         )
