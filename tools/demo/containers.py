@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tools import netdelay
 from tools.demo import outcome
 from tools.demo.options import Options
 from tools.netlab import own_network
-from tools.startlab.lab import Job, StartLab, download
+from tools.startlab import job_image
+from tools.startlab.lab import Job, StartLab, fetch_wheels
 from tools.startlab.starts import Start, Starts
 
 PROGRAMS = ("docker-registry", "skopeo", "podman", "runc", "gcc", "ip", "iptables")
@@ -75,7 +77,7 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     say("preparing: the job's image and packages, which a first run downloads and makes ...")
     job = Job.of_example(chosen.job)
-    download(job, chosen.kept)
+    _download(job, chosen.kept)
     with (
         own_network(),
         StartLab(job, chosen.kept, chosen.scratch, chosen.link) as lab,
@@ -86,9 +88,7 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
             record = starts.record()
         except RuntimeError as error:
             raise NotSupportedError(str(error)) from error
-        faults = (
-            [] if starts.installs_alike() else ["the installed files are not a plain install's"]
-        )
+        faults: list[str] = []
         done = [Ran("record", record)]
         for number in range(chosen.rounds):
             for kind, start in _round(starts, number):
@@ -96,6 +96,8 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
                 faults += _faults(kind, start, done[0].start)
                 received = start.received_bytes / 1e6
                 say(f"{LABELS[kind]}: {start.seconds:.2f} s, {received:.1f} MB over the link")
+        if not starts.installs_alike():  # last: the image of a plain start is here still
+            faults.append("the installed files are not a plain install's")
         emulated = [
             f"one link ({chosen.link}) to registry, package index and checkpoint, on this machine",
             "fresh node: this machine without anything of the job's; its programs and the servers' "
@@ -103,6 +105,14 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
         ]
         again: dict[str, StartKind] = {"again": "restart_in_place"}
         return outcome.evaluate(done, _parts(done), faults, emulated, LABELS, again)
+
+
+def _download(job: Job, kept: Path) -> None:
+    """Fetch what the lab is made of; the image is compressed while the packages are fetched."""
+    with ThreadPoolExecutor() as pool:
+        wheels = pool.submit(fetch_wheels, job, kept)
+        job_image.make(kept, job.unread_bytes)
+        wheels.result()
 
 
 def _round(starts: Starts, number: int) -> Iterator[tuple[str, Start]]:
