@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -70,54 +69,6 @@ def begun(tree: StripedTree, wanted: str = "", most_bytes: int | None = None) ->
     tree.set_companion(work)
     work.start()
     return work
-
-
-def niceness() -> set[int]:
-    """That of this process's threads; of those that end meanwhile nothing."""
-    found = set()
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):
-            found.add(os.getpriority(os.PRIO_PROCESS, int(thread)))
-    return found
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("ended_by", ["opening", "end"])
-def test_a_starting_job_goes_first_until_it_opens_a_large_file(
-    tmp_path: Path,
-    fetcher: Fetcher,
-    events: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ended_by: str,
-) -> None:
-    """Fetching is held up meanwhile."""
-    before, go_on, fetch = niceness(), threading.Event(), fetcher.prefetch
-
-    def fetch_later(*arguments: Any) -> Any:
-        assert go_on.wait(10)
-        return fetch(*arguments)
-
-    monkeypatch.setattr(fetcher, "prefetch", fetch_later)
-    put(tmp_path / "s", "run", LARGE, 100)
-    tree = tree_at(StripedTree, store_of(tmp_path / "s"), "run", fetcher)
-    work = prefetch.Prefetch(tree, "", most_bytes=None, is_starting=True)
-    tree.set_companion(work)
-    work.start()
-    lower = {one + prefetch.YIELDING_STEPS for one in before}
-    until(lambda: niceness() == lower, "the job goes first")
-    small, large = sorted(
-        expected_load.find_expected(tree, ""), key=lambda node: node.info.size_bytes
-    )
-    tree.open(small.inode, os.O_RDONLY)
-    assert niceness() == lower
-    if ended_by == "opening":
-        tree.open(large.inode, os.O_RDONLY)
-        assert niceness() == before
-    go_on.set()
-    wait(work)
-    assert niceness() == before
-    assert [end["status"] for end in ends(events)] == ["ok"]
-    tree.destroy()
 
 
 def wait(work: prefetch.Prefetch) -> None:
