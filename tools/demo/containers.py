@@ -96,7 +96,7 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
                 faults += _faults(kind, start, done[0].start)
                 received = start.received_bytes / 1e6
                 say(f"{LABELS[kind]}: {start.seconds:.2f} s, {received:.1f} MB over the link")
-        if not starts.installs_alike():  # last: the image of a plain start is here still
+        if not starts.installs_alike():
             faults.append("the installed files are not a plain install's")
         emulated = [
             f"one link ({chosen.link}) to registry, package index and checkpoint, on this machine",

@@ -38,6 +38,8 @@ FIRST_LINE = "step "
 """How the job's first line begins: it prints it when its first step is done."""
 LIMIT_S = 600.0
 _AGAIN = "the job runs again"
+_PLAIN = "plain"
+"""The name of the last plain start's container."""
 _DIGEST = (
     PYTHON,
     "-c",
@@ -185,9 +187,8 @@ class Starts:
 
         def run(environ: Mapping[str, str]) -> list[str]:
             shown = _events_options(environ)
-            return lab.podman.command(
-                "run", "--rm", "--quiet", *self._options(), *shown, lab.ref, *words
-            )
+            named = ["--name", _PLAIN, *self._options(), *shown]
+            return lab.podman.command("run", "--quiet", *named, lab.ref, *words)
 
         return self._measure([lambda _: pull], run)
 
@@ -213,20 +214,23 @@ class Starts:
         return self._measure([], run, lab.warm_podman)
 
     def installs_alike(self) -> bool:
-        """Whether the files of an install are the same, plainly and in the layer, to the byte."""
+        """Whether the last plain start's install left the same files as the layer has, to the byte.
+
+        Its container is there until the next one.
+        """
         lab = self._lab
-        script = f'{shlex.join(self._install)} && exec "$@"'
-        words = ["sh", "-c", script, "sh", *_DIGEST]
-        plainly = lab.podman.command("run", "--rm", "--quiet", *self._options(), lab.ref, *words)
+        tree = lab.podman("mount", _PLAIN).stdout.strip()
         environ = self._environment(lab.scratch / "events/alike", lab.podman)
-        command = self._command()
-        layered = [*command, *self._options(), "--", *_DIGEST]
-        digests = [
-            subprocess.run(
-                words, env=environ, stdout=subprocess.PIPE, text=True, check=True
-            ).stdout.splitlines()[-1]
-            for words in (plainly, layered)
-        ]
+        layered = [*self._command(), *self._options(), "--", *_DIGEST]
+        try:
+            digests = [
+                subprocess.run(
+                    words, env=environ, stdout=subprocess.PIPE, text=True, check=True
+                ).stdout.splitlines()[-1]
+                for words in (["chroot", tree, *_DIGEST], layered)
+            ]
+        finally:
+            lab.podman("unmount", _PLAIN)
         return digests[0] == digests[1]
 
     # --- through bootseer -----------------------------------------------------------------------
