@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from tools import netdelay
 from tools.demo import outcome
 from tools.demo.options import Options
 from tools.netlab import own_network
-from tools.startlab import job_image
-from tools.startlab.lab import Job, StartLab, fetch_wheels
+from tools.startlab.lab import Job, StartLab, download
 from tools.startlab.starts import Start, Starts
 
 PROGRAMS = ("docker-registry", "skopeo", "podman", "runc", "gcc", "ip", "iptables")
@@ -77,7 +75,7 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it would have programs compiled each time
     say("preparing: the job's image and packages, which a first run downloads and makes ...")
     job = Job.of_example(chosen.job)
-    _download(job, chosen.kept)
+    download(job, chosen.kept)
     with (
         own_network(),
         StartLab(job, chosen.kept, chosen.scratch, chosen.link) as lab,
@@ -105,14 +103,6 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
         ]
         again: dict[str, StartKind] = {"again": "restart_in_place"}
         return outcome.evaluate(done, _parts(done), faults, emulated, LABELS, again)
-
-
-def _download(job: Job, kept: Path) -> None:
-    """Fetch what the lab is made of; the image is compressed while the packages are fetched."""
-    with ThreadPoolExecutor() as pool:
-        wheels = pool.submit(fetch_wheels, job, kept)
-        job_image.make(kept, job.unread_bytes)
-        wheels.result()
 
 
 def _round(starts: Starts, number: int) -> Iterator[tuple[str, Start]]:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -187,10 +188,15 @@ class StartLab:
 
 
 def download(job: Job, kept: Path) -> None:
-    """Fetch what a lab is made of, once; there is no network within the lab."""
+    """Fetch what a lab is made of, once; there is no network within the lab.
+
+    The packages are fetched while the image is made.
+    """
     kept.mkdir(parents=True, exist_ok=True)
-    job_image.make(kept, job.unread_bytes)
-    fetch_wheels(job, kept)
+    with ThreadPoolExecutor() as pool:
+        wheels = pool.submit(fetch_wheels, job, kept)
+        job_image.make(kept, job.unread_bytes)
+        wheels.result()
 
 
 def _wheels_of(job: Job, kept: Path) -> Path:

@@ -79,8 +79,14 @@ class ContainerLab:
     def run(
         self, ref: str, *job: str, code: int = 0, options: tuple[str, ...] = ()
     ) -> tuple[str, str]:
-        done = subprocess.run(
-            self.words(ref, *job, options=options),
+        done = self.execute(self.words(ref, *job, options=options))
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    def execute(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        """A command on this node, to its end."""
+        return subprocess.run(
+            words,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -88,8 +94,6 @@ class ContainerLab:
             timeout=180,
             check=False,
         )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout, done.stderr
 
     def written(self) -> list[dict[str, Any]]:
         """All events of this lab's starts."""

@@ -217,15 +217,7 @@ def struck(lab: ContainerLab, fault: str, words: list[str]) -> subprocess.Comple
     """Fault injection: a command that `fault` strikes once, when it has mounted its image and is
     about to note that."""
     assert words[1:3] == ["-m", "bootseer"]
-    done = subprocess.run(
-        [words[0], "-c", _STRIKE.replace("FAULT", fault), *words[3:]],
-        env=lab.environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = lab.execute([words[0], "-c", _STRIKE.replace("FAULT", fault), *words[3:]])
     mounts = Path(f"{lab.runtime}{STRUCK}").read_text().splitlines()
     assert any(str(lab.runtime / "containers") in line and "erofs" in line for line in mounts)
     return done
