@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail when any test is deselected: for want of root or a Debian package, by -k, by -m",
     )
+
+
+@pytest.fixture(autouse=True)
+def own_priority() -> Iterator[None]:
+    """Code that lowers its thread's priority runs in this one as well; the next test has its own.
+
+    Without the privilege it stays low.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    if os.getpriority(os.PRIO_PROCESS, 0) != before:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def has_mount_privilege() -> bool:

@@ -3,7 +3,7 @@
 A folder's inode follows from its path, a file's from its path and from what identifies its bytes: a
 version that replaces another is another inode, with pages of its own in the page cache, and
 readers of the earlier one go on with it. A node that left the tree stays until the kernel has
-dropped its last reference.
+dropped its last reference, and one that waits to be published stays until then.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Node:
         "parent",
         "path",
         "references",
+        "staged",
         "touched",
     )
 
@@ -101,6 +102,8 @@ class Node:
         """Whether it is still in its folder."""
         self.references = 0
         """The kernel's references, as far as this process gave them."""
+        self.staged = False
+        """Whether it waits for its set to be published: no folder lists it, and it stays."""
         self.cached: dict[str, CachedPointer] = {}
         """Of a folder: the pointers of its checkpoints as they were last read."""
         self.key = ""
@@ -208,6 +211,12 @@ class Nodes:
             self._known[node.inode] = node
         return node
 
+    def set_staged(self, node: Node, staged: bool) -> None:
+        """Note that a node waits to be published with its set, or no longer does."""
+        with self.lock:
+            node.staged = staged
+            self._tidy(node)
+
     def supersede(self, node: Node) -> None:
         """Give a node's name to a new inode of the same file, and take it out of its folder."""
         with self.lock:
@@ -253,8 +262,8 @@ class Nodes:
             self._tidy(node)
 
     def _tidy(self, node: Node) -> None:
-        """Forget a node that neither the tree nor the kernel has."""
-        if node.listed or node.references:
+        """Forget a node that neither the tree nor the kernel has, nor a set that is being saved."""
+        if node.listed or node.references or node.staged:
             return
         self._known.pop(node.inode, None)
         put_youngest(self._removed, node.inode, None, MOST_REMEMBERED)

@@ -52,18 +52,24 @@ class StagedSets:
 
     def add(self, folder: Inode, name: bytes, node: Node, staged: StagedFile) -> None:
         """Add a file of a folder's next checkpoint."""
-        self._sets.setdefault(folder, StagedSet()).files[name] = (node, staged)
+        files = self._sets.setdefault(folder, StagedSet()).files
+        if name in files and files[name][0] is not node:
+            self._nodes.set_staged(files[name][0], staged=False)
+        files[name] = (node, staged)
+        self._nodes.set_staged(node, staged=True)
 
     def remove(self, node: Node) -> None:
         """Drop a file that was removed or failed; does nothing where it is of no set."""
         if self.staged_file(node) is not None:
             del self._sets[node.parent].files[node.name]
+            self._nodes.set_staged(node, staged=False)
 
     def drop(self, folder: Inode) -> None:
         """Discard what was saved for a folder and not published."""
         staged_set = self._sets.pop(folder, None)
-        for _, staged in () if staged_set is None else staged_set.files.values():
+        for node, staged in () if staged_set is None else staged_set.files.values():
             staged.abort()
+            self._nodes.set_staged(node, staged=False)
 
     def publish(self, folder: Node, metadata: StagedFile) -> None:
         """Publish a set by its `.metadata`. FileSystemError(EIO): it names files that are missing.

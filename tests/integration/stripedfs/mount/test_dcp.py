@@ -15,6 +15,7 @@ import pytest
 
 from bootseer import stripedfs
 from bootseer.stripedfs.write.gc import collect_garbage
+from tests.support import page_cache
 from tests.support.mounts.checkpoints import CHUNK, WIDTH, Served, content, served, store_of, stripe
 from tests.support.mounts.fuse import in_time, output, refusal
 from tests.support.paths import TESTS
@@ -237,6 +238,20 @@ def test_metadata_that_names_what_nobody_saved_publishes_nothing(mount: Served, 
     assert in_time(lambda: step_of(run)) == 1
     in_time(lambda: save(run, 2))
     assert in_time(lambda: step_of(run)) == 2
+
+
+def test_what_the_kernel_forgets_of_a_save_that_is_not_published_is_found_again(
+    mount: Served, root: Path
+) -> None:
+    run = mount.directory / "run"
+    in_time(lambda: save(run, 1))
+    for step in (2, 3):
+        in_time(lambda step=step: save_rank(run, 0, step))
+        in_time(lambda: (run / ".metadata.tmp").write_bytes(b"its saver was killed"))
+        page_cache.drop(page_cache.INODES)
+        assert in_time((run / ".metadata.tmp").stat).st_size == len(b"its saver was killed")
+    in_time(lambda: save(run, 4))
+    assert in_time(lambda: step_of(run)) == step_by_name(root) == 4
 
 
 CRASHING = TESTS / "support/programs/dcp_save_killer.py"
