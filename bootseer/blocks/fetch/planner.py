@@ -31,12 +31,15 @@ class Planner:
         self._settings, self._decision, self._cache = settings, decision, cache
 
     def jobs(self, record: ObjectRecord, blocks: list[Block], priority: Priority) -> list[Job]:
-        """Jobs that bring the blocks, from the node cache where it holds them."""
+        """Jobs that bring the blocks, from the node cache where it holds them.
+
+        One that became wanted, and more urgent before it was planned, is among them twice.
+        """
         self.open_cached(record)
         jobs: list[Job] = []
         by_index = {block.index: block for block in blocks}
         if record.cached is not None and record.cache_queue is not None and record.cached.usable:
-            ask = [block for block in blocks if not block.not_cached]
+            ask = [block for block in by_index.values() if not block.not_cached]
             absent = record.cached.absent(block.index for block in ask)
             for block in ask:
                 if block.index not in absent:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.fetch.fetcher import Fetcher, FetchSettings, HeldBytes, Priority
+from bootseer.blocks.fetch.records import Block
 from bootseer.errors import StoreUnavailableError, UsageError
 from bootseer.storage.store import PreferredReads
 from tests.support.examples import examples
@@ -449,6 +450,26 @@ def test_what_the_node_cache_holds_is_not_fetched(tmp_path: Path, packed: bool) 
             assert buffer == source.data
             assert fetcher.stats.total().cache_hits == 13
         assert len(gate.store.requests) == fetched
+
+
+def test_a_cached_block_that_becomes_urgent_before_it_is_planned_is_read_once(
+    tmp_path: Path,
+) -> None:
+    """It is wanted by one thread, and promoted by another: both times it is to be planned."""
+    source = Source(tmp_path / "s", noise(16 * KIB), block_bytes=8 * KIB, key="k1")
+    with (
+        NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache,
+        Fetcher(SMALL, cache=cache) as fetcher,
+    ):
+        fetcher.read_into(source, 0, bytearray(16 * KIB))
+        workers = fetcher._workers
+        with fetcher._decision as scheduler, scheduler.lock:
+            record = scheduler.memory.record_of(source)
+            blocks = [Block(record, index, 8 * KIB, Priority.DEMAND) for index in (0, 1)]
+        jobs = workers._planner.jobs(record, [blocks[0], *blocks, blocks[1]], Priority.DEMAND)
+        assert record.cached is not None
+        assert [job.queue for job in jobs] == [record.cache_queue] * 2
+        assert [job.items[0][0] for job in jobs] == blocks
 
 
 def test_a_spoiled_cached_block_is_fetched_again(tmp_path: Path) -> None:
