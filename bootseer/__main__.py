@@ -59,8 +59,10 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
     from bootseer.system.processes import fill_streams
 
     fill_streams()
-    if args[:2] in (["image", "mount"], ["image", "umount"]):
-        agent_code = _ask_agent(args)
+    if args[:2] in (["image", "mount"], ["image", "umount"], ["image", "run"]):
+        from bootseer.cli.image import by_agent
+
+        agent_code = by_agent.run_command(args)
         if agent_code is not None:
             return agent_code
     if args[:2] in (["image", "mount"], ["image", "run"]):
@@ -81,25 +83,6 @@ def _dispatch(args: list[str], *, at_exit: bool) -> int:
         gc.disable()  # the process ends with the report: there is no garbage worth collecting
         return _leave(_by_click(args), at_exit)
     return _by_click(args)
-
-
-def _ask_agent(args: list[str]) -> int | None:
-    """The exit code of a command that the node's agent ran; None where it is to be run here."""
-    from bootseer.agent import client
-
-    def end_servers(task: int) -> None:
-        from bootseer.cli.image import direct as image_direct
-
-        image_direct.end_servers(task, args)
-
-    code = client.run_command(args, end_servers)
-    if code != client.LOST:
-        return code
-    if args[1] == "mount":
-        from bootseer.cli.image import direct as image_direct
-
-        image_direct.take_back(args)
-    return None
 
 
 def _leave(code: int, at_exit: bool) -> int:

@@ -8,16 +8,18 @@ read; its dependencies in a package index, its checkpoint of 0.13 GB in a web se
 Debian's docker-registry, all behind one link of 1 Gbit/s with a round trip of 1 ms. Their page
 cache is warm. Seconds are from the launch until the first step is done, `received` what came over
 the link until then. Each side runs once uncounted before the first round. A machine may drop from
-its page cache what no program has used for a minute; so that programs are in it for all, a
-`warm plain` and `plain` follow a `warm plain` that is not counted, and a fresh node and the first
-second start of a round one that is not. In each round a `warm plain`, a second start and one with
-a newer checkpoint take turns three times.
+its page cache what no program has used for a minute, and a start right after one of its own kind is
+faster than after another's. So what is counted follows one that is not: a `plain` and a node that
+was warmed a `warm plain`, a fresh node a second start, a `warm plain` and a second start their own
+kind. In each round these two and a start with a newer checkpoint take turns three times.
 
 `plain` pulls the image by podman, installs by pip, fetches the checkpoint by one request, and runs.
-`ours` is one command, `bootseer image run --config`; no process of ours runs before. `warm plain`
-is the same job by podman with its image, environment and checkpoint on the local disk, all of it in
-memory. `limit` is the larger of that and the bytes that a start needs over the link, and the first
-step's own seconds: the hot pack of the image, the wheels, the checkpoint.
+`ours` is one command, `bootseer image run --config`. On a fresh node no process of ours runs
+before. Each start leaves an agent behind for the later ones (BOOTSEER_AGENT_KEEP=600), and so does
+`bootseer warm`; `second start, no agent` finds none. `warm plain` is the same job by podman with
+its image, environment and checkpoint on the local disk, all of it in memory. `limit` is the larger
+of that and the bytes that a start needs over the link, and the first step's own seconds: the hot
+pack of the image, the wheels, the checkpoint.
 
 `fresh node`: the node has nothing of the job. `second start`: the node as the fresh start left it,
 with the image and the dependencies filled in meanwhile. `again in its container`: the command once
@@ -75,7 +77,7 @@ MEASURES = (
     "tools/startlab",
 )
 _KINDS = (
-    *("fresh node", "second start", "again in its container"),
+    *("fresh node", "second start", "second start, no agent", "again in its container"),
     *("newer checkpoint", "after warm"),
 )
 JOB = (*_KINDS, *(f"{kind} received" for kind in _KINDS))
@@ -86,6 +88,7 @@ LARGER = ("larger job", "larger job received")
 AGENT = ("agent memory", "agent idle")
 CASES = (*JOB, *WITHOUT, *LARGER, *AGENT)
 PLAIN, WARM, LIMIT, NEEDED, SECOND = "plain", "warm plain", "limit", "needed", "second start"
+ALONE = "second start, no agent"
 PARTS: tuple[Part, ...] = ("hot set", "layer", "checkpoint", "prefetch")
 LINK = Link()
 EXAMPLE = Job.of_example(ROOT / "examples/train")
@@ -140,7 +143,7 @@ def prepared(job: Job = EXAMPLE, link: Link = LINK) -> Iterator[Starts]:
         with (
             own_network(),
             StartLab(job, kept, scratch / "lab", link) as lab,
-            Starts(lab, same_memory=True) as starts,
+            Starts(lab, same_memory=True, keeps_agent=True) as starts,
         ):
             starts.install_warm()
             starts.record()
@@ -208,21 +211,24 @@ def _measure_job(rounds: int) -> list[harness.Case]:
         plain = made.counted(PLAIN, lambda: _again_in_memory(starts.warm_plain, starts.plain))
         warm = made.counted(WARM, lambda: _again_in_memory(starts.warm_plain, starts.warm_plain))
         fresh = made.counted("fresh node", lambda: _again_in_memory(starts.second, starts.fresh))
-        second = made.counted(SECOND, starts.second)
+        second = made.counted(SECOND, lambda: _again_in_memory(starts.second, starts.second))
+        alone = made.counted(ALONE, starts.second_alone)
         again = made.counted("again in its container", starts.again)
         newer = made.counted("newer checkpoint", starts.newer)
-        warmed = made.counted("after warm", starts.warmed)
+        warmed = made.counted(
+            "after warm", lambda: _again_in_memory(starts.warm_plain, starts.second)
+        )
 
         def ours() -> float:
             seconds = fresh()
-            starts.warm()
-            starts.second()  # the next one finds the page cache as a start left it just now
             for _ in range(REPEATS):
                 starts.warm()
                 warm()
                 second()
                 newer()
             again()
+            alone()
+            starts.warm_empty()
             warmed()
             return seconds
 
@@ -236,6 +242,7 @@ def _measure_job(rounds: int) -> list[harness.Case]:
                 WARM: made.seconds(WARM)[firsts],
             },
             SECOND: {WARM: made.seconds(WARM)},
+            ALONE: {WARM: made.seconds(WARM)[lasts]},
             "newer checkpoint": {NEEDED: made.limit(checkpoint, with_step=False)},
             "again in its container": {WARM: made.seconds(WARM)[lasts]},
             "after warm": {SECOND: made.seconds(SECOND)[lasts]},

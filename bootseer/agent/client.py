@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable, Sequence
 
+    RunProgram = Callable[[Sequence[str], Callable[[int], None]], int]
+
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
 BEGIN_S = 2.0
@@ -23,7 +25,7 @@ LOST = -1
 """In place of an exit code: the task's process was killed, or hung and was killed here."""
 LOST_TEXT = "the node's agent died or hung while it worked; this goes on without it"
 _TASK_S = 300.0
-"""Beyond the limits that each task has of its own."""
+"""Beyond the limits that each task has of its own. A container's start has no limit as a whole."""
 _UMOUNT_SILENT_S = 30.0
 """A kernel that unmounts waits for reads, and lets the process say nothing meanwhile."""
 _END_S = 10.0
@@ -31,7 +33,11 @@ _KILL_S = 1.0
 
 
 def run_command(
-    words: Sequence[str], before_kill: Callable[[int], None] = lambda _: None
+    words: Sequence[str],
+    before_kill: Callable[[int], None] = lambda _: None,
+    *,
+    on_begun: Callable[[], None] = lambda: None,
+    run_program: RunProgram | None = None,
 ) -> int | None:
     """As `ask`, for a command line: its --runtime counts, and an interrupt is an exit code too.
 
@@ -44,6 +50,8 @@ def run_command(
             runtime=_option(words, "--runtime"),
             silent_s=silent_s,
             before_kill=before_kill,
+            on_begun=on_begun,
+            run_program=run_program,
         )
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -66,11 +74,16 @@ def ask(
     runtime: str = "",
     silent_s: float = SILENT_S,
     before_kill: Callable[[int], None] = lambda _: None,
+    on_begun: Callable[[], None] = lambda: None,
+    run_program: RunProgram | None = None,
 ) -> int | None:
     """The exit code of a task that the agent ran; None where none begins it within `BEGIN_S`.
 
     The task has this process's environment, working directory and standard streams; `output` takes
-    the place of standard output. When this process is interrupted, the task is too.
+    the place of standard output. When this process is interrupted, the task is too. `on_begun` is
+    called once it has begun. `run_program` runs the programs that the task wants run here, and is
+    called with their words, in their environment, and with what is to be called with each signal
+    that is passed on to them.
 
     LOST where the task died, or gave no sign of life for `silent_s` and was killed: nothing of it
     goes on, but what it had begun may still be there. `before_kill` is called with the process id
@@ -97,7 +110,7 @@ def ask(
         if process is None:
             return None
         try:
-            return _await_end(link, process, silent_s, before_kill)
+            return _await_end(link, process, silent_s, before_kill, on_begun, run_program)
         finally:
             if process >= 0:
                 os.close(process)
@@ -106,22 +119,44 @@ def ask(
 
 
 def _await_end(
-    link: socket, process: int, silent_s: float, before_kill: Callable[[int], None]
-) -> int:
-    """The task's exit code, or LOST. Raises StoreUnavailableError for one that stays."""
-    from bootseer.agent.protocol import await_exit_code
+    link: socket,
+    process: int,
+    silent_s: float,
+    before_kill: Callable[[int], None],
+    on_begun: Callable[[], None],
+    run_program: RunProgram | None,
+) -> int | None:
+    """The task's exit code, None where it did nothing, or LOST.
 
+    Where it is lost after a program has run here, the program's exit code counts: what the task has
+    not undone, the next one does. Raises StoreUnavailableError for one that stays.
+    """
+    from bootseer.agent.protocol import DECLINED, ENDED, SIGNALLED, await_answer, send_note
+
+    lost = LOST
+    limit_s = _TASK_S if run_program is None else float("inf")
     try:
-        exit_code = await_exit_code(link, limit_s=_TASK_S, silent_s=silent_s)
+        on_begun()
+        while True:
+            answer = await_answer(link, limit_s=limit_s, silent_s=silent_s)
+            if answer is None or isinstance(answer, int) or run_program is None:
+                break
+            os.environ.clear()
+            os.environ.update(answer.environ)
+            lost = run_program(answer.words, lambda number: send_note(link, SIGNALLED, number))
+            send_note(link, ENDED, lost)
+            silent_s = _UMOUNT_SILENT_S
     except TimeoutError:
         _kill(process, before_kill)
-        return LOST
+        return lost
     except OSError:
-        return LOST
+        return lost
     except BaseException:  # an interrupt: the task takes back what it has begun
         _hang_up(link)
         raise
-    return LOST if exit_code is None else exit_code
+    if answer == DECLINED:
+        return None
+    return answer if isinstance(answer, int) else lost
 
 
 def _kill(process: int, before_kill: Callable[[int], None]) -> None:

@@ -12,20 +12,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from bootseer.agent import task_counts
 from bootseer.agent.client import INTERRUPTED
+from bootseer.agent.client_programs import ClientPrograms
 from bootseer.agent.protocol import (
-    ALIVE,
-    ALIVE_S,
     ANSWER_BYTES,
     BEGUN,
+    DECLINED,
     DESCRIPTORS,
+    ENDED,
     REFUSED,
     TASK_WORDS,
+    VERSION,
     Request,
     receive_request,
     send_descriptors,
@@ -36,7 +38,7 @@ from bootseer.system.file_lock import FileLock
 from bootseer.system.readiness import readable
 
 _RECEIVE_S = 5.0
-_ENDINGS = {0: task_counts.DONE, REFUSED: task_counts.REFUSED}
+_ENDINGS = {0: task_counts.DONE, DECLINED: task_counts.REFUSED}
 _REPLACED = 64
 """Exit code of a request's process: a newer program is to take the server's place."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -49,11 +51,14 @@ class TaskTable:
     A function takes the words of a request and returns an exit code. It runs in a process of its
     own, which has one thread and the environment, working directory and standard streams of the
     client. A KeyboardInterrupt means that the client no longer waits: what was begun is taken back.
-    `modules` are imported before the first request, as are those of the functions.
+    One that returns DECLINED has done nothing. Those in `with_programs` are called with a
+    `ClientPrograms` besides. `modules` are imported before the first request, as are those of the
+    functions.
     """
 
     functions: Mapping[str, str]
     modules: Sequence[str] = ()
+    with_programs: Collection[str] = ()
 
     def load(self) -> None:
         """Import all that the tasks need. Raises what importing raises."""
@@ -124,7 +129,7 @@ class ForkServer:
 
     def _answer(self, link: socket.socket) -> NoReturn:
         """Run the task of one request, in a child of the server."""
-        exit_code, ending = REFUSED, 0
+        exit_code, ending = DECLINED, 0
         try:
             self.source.close()
             if self.lock is not None:
@@ -154,7 +159,8 @@ class ForkServer:
                     with contextlib.suppress(AttributeError, OSError, ValueError):
                         stream.flush()
                 with contextlib.suppress(OSError):
-                    link.sendall(bytes([exit_code & 255]))
+                    declined = exit_code == DECLINED
+                    link.sendall(bytes([REFUSED] if declined else [ENDED, exit_code & 255]))
             finally:
                 os._exit(ending or _ENDINGS.get(exit_code, task_counts.FAILED))
 
@@ -187,9 +193,12 @@ class ForkServer:
         link.settimeout(None)
         _take_place_of_client(request)
         _interrupt_on_hang_up(link)
-        _give_signs_of_life(link)
+        programs = ClientPrograms(link)
+        programs.give_signs_of_life()
         name = " ".join(request.words[:TASK_WORDS])
-        task: Callable[[list[str]], int] = pkgutil.resolve_name(self.tasks.functions[name])
+        task: Callable[..., int] = pkgutil.resolve_name(self.tasks.functions[name])
+        if name in self.tasks.with_programs:
+            return task(request.words, programs)
         return task(request.words)
 
 
@@ -205,24 +214,11 @@ def _send_begun(link: socket.socket) -> None:
         os.close(process)
 
 
-def _give_signs_of_life(link: socket.socket) -> None:
-    """Send ALIVE from time to time, from within whatever this process does.
-
-    By a signal, as a task has one thread. Children have no such timer.
-    """
-
-    def say(*_: object) -> None:
-        with contextlib.suppress(OSError):  # it is full, or the client has hung up: see SIGIO
-            link.send(bytes([ALIVE]), socket.MSG_DONTWAIT)
-
-    signal.signal(signal.SIGALRM, say)
-    signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
-
-
 def _take_place_of_client(request: Request) -> None:
     """Have the environment, working directory and standard streams of a request."""
     os.environ.clear()
     os.environ.update(request.environ)
+    os.environ.pop(VERSION, None)
     *streams, directory = request.descriptors
     os.fchdir(directory)
     for number, stream in enumerate(streams):

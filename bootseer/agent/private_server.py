@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from bootseer.agent.fork_server import ForkServer, TaskTable
 from bootseer.agent.protocol import (
     REFUSED,
-    await_exit_code,
+    await_answer,
     confirm_begun,
     receive_descriptors,
     send_descriptors,
@@ -95,7 +95,8 @@ class PrivateServer:
                 if not confirm_begun(ours):
                     return REFUSED
                 limit_s = self._limit_s
-                return await_exit_code(ours, limit_s=limit_s, silent_s=limit_s)
+                answer = await_answer(ours, limit_s=limit_s, silent_s=limit_s)
+                return answer if isinstance(answer, int) else None
             except ConnectionError:
                 return None
 

@@ -15,9 +15,15 @@ from them would wait.
 The answer is one byte: BEGUN, or REFUSED, which says that it must be carried out elsewhere. With
 BEGUN comes a descriptor of the task's process (a pidfd). The client confirms BEGUN by one byte, and
 then the task begins: a client that no longer waits has nothing begun behind its back. While the
-task works it sends a byte every `ALIVE_S` (ALIVE); its exit code follows, one byte. A connection
-that ends before BEGUN says that nothing was begun; after it, that the task's process was killed. A
-client that closes the connection, or shuts down its side of it, meanwhile interrupts the task.
+task works it sends a byte every `ALIVE_S` (ALIVE); ENDED and its exit code follow, two bytes, or
+REFUSED from a task that has done nothing. A connection that ends before BEGUN says that nothing was
+begun; after it, that the task's process was killed. A client that closes the connection, or shuts
+down its side of it, meanwhile interrupts the task.
+
+A task may have its client run a program: it sends RUN, a length, and the program's words and
+environment, packed as those of a request are. The client sends two bytes for each signal that it
+passes on to the program, SIGNALLED and the number, and at last ENDED and the exit code. No sign of
+life is given meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +38,10 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Mapping, Sequence
 
-ALIVE, READY, BEGUN, REFUSED = 252, 253, 254, 255
+RUN, ENDED, ALIVE, READY, BEGUN, REFUSED = 250, 251, 252, 253, 254, 255
+SIGNALLED = 1
+DECLINED = -1
+"""In place of a task's exit code: it has done nothing, and is to be carried out elsewhere."""
 ALIVE_S = 0.5
 """How often a task that works says so."""
 VERSION = "BOOTSEER_CLIENT_VERSION"
@@ -59,6 +68,15 @@ class Request:
         self.words, self.environ, self.descriptors = words, environ, descriptors
 
 
+class Program:
+    """A program that a task has its client run."""
+
+    __slots__ = ("environ", "words")
+
+    def __init__(self, words: list[str], environ: dict[str, str]) -> None:
+        self.words, self.environ = words, environ
+
+
 def send_request(
     link: socket, words: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int, int]
 ) -> None:
@@ -68,8 +86,7 @@ def send_request(
     """
     if not link.recv(1):
         raise BrokenPipeError("no server")
-    body = pack(words, environ)
-    message = len(body).to_bytes(_LENGTH_BYTES, sys.byteorder) + body
+    message = _with_length(pack(words, environ))
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         sent = send_descriptors(link, message, *streams, directory)
@@ -108,10 +125,11 @@ def begin(link: socket) -> int | None:
     return None
 
 
-def await_exit_code(link: socket, *, limit_s: float, silent_s: float) -> int | None:
-    """The exit code of a task that has begun; None where its process was killed.
+def await_answer(link: socket, *, limit_s: float, silent_s: float) -> int | Program | None:
+    """The exit code of a task that has begun, or what it wants run; None where it was killed.
 
-    Raises TimeoutError after `limit_s`, and when no sign of life came for `silent_s`.
+    DECLINED where it is to be carried out elsewhere. Raises TimeoutError after `limit_s`, and when
+    no sign of life came for `silent_s`.
     """
     end_s = time.monotonic() + limit_s
     while True:
@@ -125,8 +143,43 @@ def await_exit_code(link: socket, *, limit_s: float, silent_s: float) -> int | N
             return None
         if not answer:
             return None
+        if answer[0] == REFUSED:
+            return DECLINED
         if answer[0] != ALIVE:
-            return answer[0]
+            return _receive_rest(link, answer[0])
+
+
+def _receive_rest(link: socket, kind: int) -> int | Program | None:
+    """What follows ENDED or RUN; None where it is cut."""
+    try:
+        if kind == ENDED:
+            return _receive_whole(link, 1)[0]
+        length = _receive_whole(link, _LENGTH_BYTES)
+        return Program(*unpack(_receive_whole(link, _length_of(length))))
+    except ConnectionError:
+        return None
+
+
+def send_program(link: socket, words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Have the client run a program, see `receive_note`. Raises OSError."""
+    link.sendall(bytes([RUN]) + _with_length(pack(words, environ)))
+
+
+def send_note(link: socket, kind: int, value: int) -> None:
+    """Tell a task of its program, in the client. Nothing raises: the task may have been killed."""
+    try:
+        link.sendall(bytes([kind, value]))
+    except OSError:
+        pass
+
+
+def receive_note(link: socket) -> tuple[int, int]:
+    """What the client says of the program that it runs: SIGNALLED or ENDED, and a number.
+
+    Raises OSError where the client has ended.
+    """
+    kind, value = _receive_whole(link, 2)
+    return kind, value
 
 
 def receive_request(link: socket) -> Request:
@@ -176,6 +229,21 @@ def receive_descriptors(link: socket, most_bytes: int, most: int) -> tuple[bytes
             whole = len(numbers) - len(numbers) % _DESCRIPTOR_BYTES
             descriptors += memoryview(numbers[:whole]).cast("i")
     return data, descriptors
+
+
+def _with_length(body: bytes) -> bytes:
+    return len(body).to_bytes(_LENGTH_BYTES, sys.byteorder) + body
+
+
+def _receive_whole(link: socket, size: int) -> bytes:
+    """So many bytes. Raises BrokenPipeError where fewer come."""
+    data = b""
+    while len(data) < size:
+        more = link.recv(min(_PIECE_BYTES, size - len(data)))
+        if not more:
+            raise BrokenPipeError("a message that was cut")
+        data += more
+    return data
 
 
 def _length_of(data: bytes) -> int:

@@ -22,12 +22,12 @@ from bootseer.agent.task_counts import TaskCounts
 from bootseer.errors import BusyError, StoreUnavailableError, from_os_error
 from bootseer.system import file_lock
 from bootseer.system.file_lock import FileLock
-from bootseer.system.processes import mount_namespace
 
 YOUNG_S = 5.0
 LOADED_VERSION = "--loaded-version"
 """What makes the program load what it needs, and write its version to standard output."""
 _LOAD_S = 30.0
+_NAMESPACES = ("mnt", "net", "pid", "user")
 
 
 def serve(
@@ -51,12 +51,12 @@ def serve(
     have FUSE mounts made for them, see `pod_mounts`. `sweepers` are done meanwhile.
     """
     tasks.load()
-    namespace = mount_namespace()
+    namespaces = _namespaces_of("self") or []
 
     def is_ours(link: socket.socket) -> bool:
         credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid, uid, _ = CREDENTIALS.unpack(credentials)
-        return uid == os.geteuid() and _lives_in(namespace, pid)
+        return uid == os.geteuid() and _namespaces_of(pid) == namespaces
 
     is_own = False  # of the request that this process was forked for
 
@@ -188,9 +188,11 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-def _lives_in(namespace: int, pid: int) -> bool:
-    """Whether a process lives in a mount namespace; False where it is not known."""
+def _namespaces_of(pid: int | str) -> list[int] | None:
+    """What a task does must be what its client would do: it sees the same mounts, network,
+    processes and users. None where that is not known.
+    """
     try:
-        return mount_namespace(pid) == namespace
+        return [os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in _NAMESPACES]
     except OSError:
-        return False
+        return None

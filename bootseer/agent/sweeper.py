@@ -14,6 +14,9 @@ from typing import NoReturn
 from bootseer.system.child_processes import close_descriptors, end_with_parent, fork, name_thread
 from bootseer.system.priority import go_idle
 
+NAME = b"bootseer-sweep"
+"""The name of its process, as `ps` shows it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sweeper:
@@ -41,7 +44,7 @@ class Sweeper:
         try:
             close_descriptors(0, 1, 2)  # the agent's place must be free after it
             end_with_parent(signal.SIGKILL)
-            name_thread(b"bootseer-sweep")
+            name_thread(NAME)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # those are for the agent

@@ -9,8 +9,10 @@ import click
 
 import bootseer
 from bootseer.agent import server
+from bootseer.agent.client_programs import ClientPrograms
 from bootseer.agent.drain import drain as drain_agent
 from bootseer.agent.fork_server import TaskTable
+from bootseer.agent.protocol import DECLINED
 from bootseer.agent.sweeper import Sweeper
 from bootseer.cli import root
 from bootseer.cli.image import direct
@@ -20,11 +22,13 @@ from bootseer.cli.image.options import (
     plain_http_option,
     runtime_option,
 )
+from bootseer.config import loading
 from bootseer.config.paths import default_cache, default_runtime
 from bootseer.imageprefetch.mount import mount_task, node_metrics, node_sweep
 
 MODULES = (
-    # With what they import, all that a mount needs; a test compares the list with a mount.
+    # With what they import, all that a mount and a container's start need; tests compare the list
+    # with both.
     "bootseer.cli.image.group",
     "bootseer.cli.image.mount",
     "bootseer.cli.image.outcome",
@@ -47,12 +51,32 @@ MODULES = (
     "bootseer.storage.oci.open",
     "bootseer.storage.oci.registry_repository",
     "bootseer.storage.oci.layout_repository",
+    "bootseer.entrypoint.container.deps_layer",
+    "bootseer.entrypoint.container.start",
+    "bootseer.entrypoint.parts.all_parts",
+    "bootseer.imageprefetch.mount.complete_mount",
+    "bootseer.imageprefetch.run.run_image",
+    "bootseer.imageprefetch.run.server_log",
+    "bootseer.blockimage.serve.serverless_mount",
+    "bootseer.stripedfs.mount.background_log",
+    "bootseer.stripedfs.mount.mount",
+    "bootseer.stripedfs.mount.prefetch",
+    "bootseer.stripedfs.read.open",
+    "bootseer.storage.open",
+    "bootseer.storage.webhdfs.store",
     # What these import on first use, which would take a tenth of a mount's time.
     "bootseer.config.loading",
+    "bootseer.config.toml_lines",
+    "bootseer.depsnap.key.python_probe",
     "bootseer.events.resource",
     "bootseer.storage.token_files",
+    "_strptime",
+    "bootseer.stripedfs.mount.expected_load",
+    "bootseer.system.page_cache",
     "encodings.ascii",
     "encodings.idna",
+    "shlex",
+    "shutil",
     "tomllib",
 )
 
@@ -64,17 +88,25 @@ SWEEPS = (
 TASKS = TaskTable(
     {
         "image mount": f"{__name__}:mount",
+        "image run": f"{__name__}:run",
         "image umount": "bootseer.cli.root:main",
         mount_task.NAME: f"{mount_task.__name__}:main",
     },
     MODULES,
+    with_programs=("image run",),
 )
 
 
 def mount(words: list[str]) -> int:
     """Run `image mount` as a task of the agent; return its exit code."""
-    exit_code = direct.run_without_click(words, with_helper=False)
+    exit_code = direct.run_without_click(words, in_agent=True)
     return root.main(words) if exit_code is None else exit_code
+
+
+def run(words: list[str], programs: ClientPrograms) -> int:
+    """Run `image run` as a task of the agent, with podman in the client; return its exit code."""
+    exit_code = direct.run_without_click(words, in_agent=True, run_program=programs.run)
+    return DECLINED if exit_code is None else exit_code
 
 
 @click.command(
@@ -186,6 +218,7 @@ def command(
         Sweeper(SWEEPS, (runtime, cache, kept_limit_bytes), sweep_every_s),
         Sweeper((PUBLISHING,), (cache, plain_http), publish_every_s, idle=True),
     ]
+    loading.list_settings()  # kept, for each task that reads settings
     program = [sys.executable, *sys.orig_argv[1:]]
     server.serve(
         runtime,

@@ -84,7 +84,10 @@ _LOOK_S = 10.0
 @click.option("--status", is_flag=True, help="Only say what is here; exit code 1 if not all is.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- PODMAN OPTION...]")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     path: str | None,
     ref: str | None,
     assignments: tuple[str, ...],
@@ -97,6 +100,7 @@ def command(
     as_json: bool,
     options: tuple[str, ...],
 ) -> int:
+    from bootseer.cli.image import by_agent
     from bootseer.entrypoint import job_process
     from bootseer.entrypoint.warming import warm
     from bootseer.imageprefetch.mount.settings import MountSettings
@@ -117,6 +121,8 @@ def command(
     elif options:
         raise click.UsageError("podman's options belong to an image: name it with --image")
     settings = warm.WarmSettings(config, mount, options, runtime)
+    if not status and mount is not None:
+        context.call_on_close(lambda: by_agent.leave_agent(runtime))
     act = warm.look if status else warm.warm
     with _output_to_errors():
         state = act(settings, job_process.say, os.environ)

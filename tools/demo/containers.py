@@ -21,7 +21,7 @@ from tools.demo import outcome
 from tools.demo.options import Options
 from tools.netlab import own_network
 from tools.startlab.lab import Job, StartLab, download
-from tools.startlab.starts import Start, Starts
+from tools.startlab.starts import AGENT_KEEP_S, Start, Starts
 
 PROGRAMS = ("docker-registry", "skopeo", "podman", "runc", "gcc", "ip", "iptables")
 LABELS = {
@@ -79,7 +79,7 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
     with (
         own_network(),
         StartLab(job, chosen.kept, chosen.scratch, chosen.link) as lab,
-        Starts(lab, chosen.job_arguments) as starts,
+        Starts(lab, chosen.job_arguments, keeps_agent=True) as starts,
     ):
         say("preparing: a first start, which installs and publishes, and one that is recorded ...")
         try:
@@ -100,6 +100,8 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
             f"one link ({chosen.link}) to registry, package index and checkpoint, on this machine",
             "fresh node: this machine without anything of the job's; its programs and the servers' "
             "files are in memory",
+            f"each start leaves an agent behind (BOOTSEER_AGENT_KEEP={AGENT_KEEP_S:g}), which the "
+            "later ones on the node find; on a fresh node there is none",
         ]
         again: dict[str, StartKind] = {"again": "restart_in_place"}
         return outcome.evaluate(done, _parts(done), faults, emulated, LABELS, again)

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bootseer import events
+from bootseer.agent import sweeper
+from bootseer.agent.client import socket_path
+from bootseer.agent.drain import CREDENTIALS
+from bootseer.system.processes import children_of
 from tools.machine import remove
 from tools.podman import Podman, mounts_below
 from tools.startlab import host_memory
@@ -37,6 +43,9 @@ container, the checkpoint is fetched there before the job, or read on demand.
 FIRST_LINE = "step "
 """How the job's first line begins: it prints it when its first step is done."""
 LIMIT_S = 600.0
+AGENT_KEEP_S = 600.0
+"""How long a start's agent stays without another start, where the node's settings ask for one."""
+AGENT_LIMIT_S = 30.0
 _AGAIN = "the job runs again"
 _PLAIN = "plain"
 """The name of the last plain start's container."""
@@ -115,7 +124,8 @@ class Starts:
     """Starts of the job of a lab, each with events of its own; a context manager.
 
     With `same_memory` free memory is taken back from the machine's host before each start, and what
-    was written before it (a new checkpoint, say) is on the disk.
+    was written before it (a new checkpoint, say) is on the disk. With `keeps_agent` the node's
+    settings ask each start to leave an agent behind, which those after it on the node find.
     """
 
     def __init__(
@@ -124,8 +134,9 @@ class Starts:
         job_arguments: Sequence[str] = ("--steps", "2"),
         *,
         same_memory: bool = False,
+        keeps_agent: bool = False,
     ) -> None:
-        self._lab, self._same_memory = lab, same_memory
+        self._lab, self._same_memory, self._keeps_agent = lab, same_memory, keeps_agent
         self._arguments = tuple(job_arguments)
         self._number = 0
         self.node = lab.scratch / "node"
@@ -135,6 +146,7 @@ class Starts:
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing running or mounted on the node."""
+        self.end_agent()
         self.end_servers()
 
     # --- the job --------------------------------------------------------------------------------
@@ -260,17 +272,50 @@ class Starts:
 
     def empty_node(self) -> None:
         """A node that has nothing of the job, and none of our processes."""
+        self.end_agent()
         self.end_servers()
         remove(self.node)
         self.node.mkdir()
 
+    @property
+    def _agent(self) -> int:
+        """The process of the node's agent; 0 for none."""
+        with socket.socket(socket.AF_UNIX) as link:
+            try:
+                link.connect(socket_path(str(self.node / "run")))
+            except OSError:
+                return 0
+            given = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return int(CREDENTIALS.unpack(given)[0])
+
+    def _await_agent(self) -> None:
+        """Wait for the agent that the last start was to leave behind."""
+        until = time.monotonic() + AGENT_LIMIT_S
+        while self._keeps_agent and not self._agent:
+            if time.monotonic() > until:
+                raise RuntimeError("the start left no agent behind")
+            time.sleep(0.02)
+
+    def end_agent(self) -> None:
+        """End the agent that a start has left on the node."""
+        agent = self._agent
+        if agent:
+            os.kill(agent, signal.SIGTERM)
+
     def end_servers(self) -> None:
-        """Wait until what the last start left running on the node has ended."""
+        """Wait until what the last start left running on the node has ended, but for an agent."""
         until = time.monotonic() + LIMIT_S
-        while (_processes_of(self.node) or mounts_below(self.node)) and time.monotonic() < until:
+        while self._is_serving() and time.monotonic() < until:
             time.sleep(0.02)
         for path in mounts_below(self.node):
             subprocess.run(["umount", "-l", path], check=False)
+
+    def _is_serving(self) -> bool:
+        running = set(_processes_of(self.node))
+        agent = self._agent if running else 0
+        if agent in running:
+            running -= {agent, *filter(_is_sweeper, children_of(agent))}
+        return bool(running or mounts_below(self.node))
 
     @property
     def _checkpoint(self) -> str:
@@ -297,6 +342,7 @@ class Starts:
         Seconds and bytes are those of the second run.
         """
         self.end_servers()
+        self._await_agent()
         job = self._job(self._checkpoint)
         words = ["sh", "-c", f'"$@" > /dev/null && echo {_AGAIN} && exec "$@"', "sh", *job]
         command = [*self._command(), *self._options(), "--", *words]
@@ -310,11 +356,22 @@ class Starts:
     def second(self, without: Part | None = None) -> Start:
         """Again on the node of the last start."""
         self.end_servers()
+        self._await_agent()
         return self.ours(without)
+
+    def second_alone(self) -> Start:
+        """As `second`, where the last start has left no agent behind, and this one leaves none."""
+        keeps_agent, self._keeps_agent = self._keeps_agent, False
+        try:
+            self.end_agent()
+            return self.second()
+        finally:
+            self._keeps_agent = keeps_agent
 
     def newer(self) -> Start:
         """Again on the node of the last start, but for a new version of the checkpoint."""
         self.end_servers()
+        self._await_agent()
         self._lab.publish_checkpoint()
         return self.ours()
 
@@ -351,9 +408,13 @@ class Starts:
 
     def warmed(self) -> Start:
         """On a node that was made ready before, and had nothing of the job until then."""
+        self.warm_empty()
+        return self.second()
+
+    def warm_empty(self) -> None:
+        """Have all of the job on a node that has run nothing of it."""
         self.empty_node()
         self.warm()
-        return self.ours()
 
     def refs(self) -> list[str]:
         """The job's image, and the layers of its dependencies."""
@@ -442,6 +503,8 @@ class Starts:
         given = podman.environment
         ours = {k: v for k, v in given.items() if not k.startswith(("BOOTSEER_", "PYTHON"))}
         job = f"start-{self._number}"
+        if self._keeps_agent:
+            ours["BOOTSEER_AGENT_KEEP"] = f"{AGENT_KEEP_S:g}"
         return {**ours, "BOOTSEER_EVENTS": str(folder), "BOOTSEER_JOB_UID": job}
 
 
@@ -479,11 +542,16 @@ def _events_options(environ: Mapping[str, str]) -> list[str]:
 _HANDED = ("BOOTSEER_TRACEPARENT", "BOOTSEER_JOB_UID")
 
 
-def _processes_of(node: Path) -> bool:
-    """Whether a process has a place in a node's folder in its command line or its environment."""
+def _is_sweeper(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_bytes() == sweeper.NAME + b"\n"
+    return False
+
+
+def _processes_of(node: Path) -> Iterator[int]:
+    """The processes that have a place in a node's folder in their command line."""
     inside = f"{node}/".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if inside in (process / "cmdline").read_bytes():
-                return True
-    return False
+                yield int(process.name)

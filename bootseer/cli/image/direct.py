@@ -11,6 +11,7 @@ import sys
 import time
 
 from bootseer.agent import client as agent
+from bootseer.cli.image import by_agent
 from bootseer.cli.image import words as image_words
 from bootseer.entrypoint import job_process
 
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
     from bootseer.imageprefetch.mount.complete_mount import KeptMount
     from bootseer.imageprefetch.mount.mount import MountedImage
     from bootseer.imageprefetch.mount.settings import MountSettings
+    from bootseer.imageprefetch.run.command import RunProgram
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
-_AGENT_KEEP = "BOOTSEER_AGENT_KEEP"
-"""For how many seconds without a start an agent that a container's command leaves behind stays."""
 _RUN_LOOK_S = 4.0
 """How long `image run` looks for a block image in the registry.
 
@@ -35,41 +35,23 @@ A job waits 5 s at most for a registry that brings nothing; starting this proces
 """
 
 
-def run_without_click(args: list[str], *, with_helper: bool = True) -> int | None:
+def run_without_click(
+    args: list[str], *, in_agent: bool = False, run_program: RunProgram | None = None
+) -> int | None:
     """Run `image mount ...` or `image run ...`; None if click must parse the arguments.
 
-    Without a helper process the mount asks the registry itself, as in an agent, which has imported
-    everything already.
+    In an agent, which has imported everything already, a mount's server asks the registry itself.
+    `run_program` runs podman.
     """
     if args[1] == "mount":
         fields = image_words.parse_mount(args[2:], os.environ)
         if fields is None:
             return None
-        return _run_guarded(lambda: mount(fields, with_helper=with_helper))
+        return _run_guarded(lambda: mount(fields, with_helper=not in_agent))
     parsed = image_words.parse_run(args[2:], os.environ)
-    return None if parsed is None else _run_guarded(lambda: run(*parsed))
-
-
-def end_servers(task: int, args: list[str]) -> None:
-    """End the servers that an `image mount ...` of the agent was starting, as it is ended."""
-    fields = image_words.parse_mount(args[2:], os.environ) if args[1] == "mount" else None
-    if fields is not None:
-        from bootseer.config.paths import default_runtime
-        from bootseer.imageprefetch.mount import mount_task
-
-        mount_task.end_unregistered(task, fields.get("runtime") or default_runtime())
-
-
-def take_back(args: list[str]) -> None:
-    """Unmount what an `image mount ...` may have left whose process was killed; nothing raises."""
-    fields = image_words.parse_mount(args[2:], os.environ)
-    if fields is None:  # it is mounted over then
-        return
-    from bootseer.imageprefetch.mount import mount_task
-    from bootseer.imageprefetch.mount.settings import MountSettings
-
-    fields.pop("as_json")
-    mount_task.take_back(MountSettings(**fields))
+    if parsed is None:
+        return None
+    return _run_guarded(lambda: run(*parsed, in_agent=in_agent, run_program=run_program))
 
 
 def _run_guarded(body: Callable[[], int]) -> int:
@@ -117,17 +99,30 @@ def mount(fields: dict[str, Any], *, with_helper: bool = True) -> int:
     return 0
 
 
-def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]) -> int:
+def run(
+    fields: dict[str, Any],
+    options: tuple[str, ...],
+    words: tuple[str, ...],
+    *,
+    in_agent: bool = False,
+    run_program: RunProgram | None = None,
+) -> int:
     """Run `image run`: `fields` of `MountSettings` and perhaps `config`, the file with what the
-    container needs besides; podman's options; the container's command."""
+    container needs besides; podman's options; the container's command.
+
+    `run_program` runs podman, in place of this process.
+    """
     begun_s = time.monotonic()
     config = fields.pop("config", "")
     helper = None
-    if not agent.is_available(fields.get("runtime", "")):
-        helper = _start_helper(fields, None, hurried=True, digest_first=bool(config))
+    if config if in_agent else not agent.is_available(fields.get("runtime", "")):
+        helper = _start_helper(
+            fields, None, in_agent=in_agent, hurried=True, digest_first=bool(config)
+        )
     from bootseer.cli.image import outcome
     from bootseer.imageprefetch.mount.settings import MountSettings
     from bootseer.imageprefetch.run import run_image
+    from bootseer.imageprefetch.run.command import run_foreground
 
     outcome.export_events_directory(fields.get("events_dir", ""))
     kept: list[KeptMount] = []
@@ -142,12 +137,13 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
         options=options,
         words=words,
         starting=lambda: _start_keeper(kept),
+        run_program=run_program or run_foreground,
     )
 
     def mount_image(mount_settings: MountSettings) -> MountedImage:
         nonlocal helper
         own, helper = helper, None  # it asks for the container's image alone
-        return _mount(mount_settings, own, kept if config else None)
+        return _mount(mount_settings, own, kept if config else None, in_agent=in_agent)
 
     try:
         if config:
@@ -160,27 +156,15 @@ def run(fields: dict[str, Any], options: tuple[str, ...], words: tuple[str, ...]
     finally:
         if helper is not None:  # where it was not mounted at all
             helper.close()
-        _leave_agent(fields.get("runtime", ""))
-
-
-def _leave_agent(runtime: str) -> None:
-    """Leave an agent behind for the next start, where that is asked for; nothing raises."""
-    keep_s = os.environ.get(_AGENT_KEEP, "")
-    if not keep_s or agent.is_available(runtime):
-        return
-    import subprocess
-
-    words = ["agent", "--idle-exit", keep_s, *(["--runtime", runtime] if runtime else [])]
-    quiet = subprocess.DEVNULL
-    command = [sys.executable, "-m", "bootseer", *words]
-    try:
-        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
-    except OSError:
-        pass  # the next start does without
+        by_agent.leave_agent(fields.get("runtime", ""))
 
 
 def _mount(
-    settings: MountSettings, helper: socket | None, kept: list[KeptMount] | None = None
+    settings: MountSettings,
+    helper: socket | None,
+    kept: list[KeptMount] | None = None,
+    *,
+    in_agent: bool = False,
 ) -> MountedImage:
     """Mount through the node's agent, which has imported everything; without one, here.
 
@@ -194,7 +178,7 @@ def _mount(
 
     notes = []
     try:
-        if helper is None:
+        if helper is None and not in_agent:
             mounted, is_lost = _mount_by_agent(settings)
             if mounted is not None:
                 return mounted
@@ -318,15 +302,17 @@ def _start_helper(
     fields: dict[str, Any],
     directory: str | None,
     *,
+    in_agent: bool = False,
     hurried: bool = False,
     digest_first: bool = False,
 ) -> socket | None:
     """Start a process that asks the registry meanwhile; None if the image cannot be mounted."""
     if fields["ref"].startswith(_LAYOUT) or not image_words.may_mount(directory):
         return None
-    from bootseer.cli import read_ahead
+    if not in_agent:
+        from bootseer.cli import read_ahead
 
-    read_ahead.prefetch_modules(read_ahead.IMAGE_MOUNT)
+        read_ahead.prefetch_modules(read_ahead.IMAGE_MOUNT)
     from bootseer.imageprefetch.resolve import registry_helper
     from bootseer.storage import options
     from bootseer.storage.oci import manifest

@@ -35,7 +35,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.imageprefetch.run import podman, podman_options, temporary_mounts
-from bootseer.imageprefetch.run.command import run_foreground
+from bootseer.imageprefetch.run.command import RunProgram, run_foreground
 from bootseer.imageprefetch.run.run_image import ImageAtHand, InputFailedError, raw_config
 from bootseer.light_dataclasses import dataclass, replace
 from bootseer.storage.oci.open import open_repository
@@ -63,7 +63,8 @@ LEAST_FREE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a start has at hand: its settings, the container's folder, how an image is mounted."""
+    """What a start has at hand: its settings, the container's folder, how an image is mounted, and
+    what runs podman."""
 
     deps: DepsSettings
     mount: MountSettings
@@ -71,6 +72,7 @@ class Surroundings:
     mount_image: Callable[[MountSettings], MountedImage]
     writer: events.NullWriter
     environ: Mapping[str, str]
+    run_program: RunProgram = run_foreground
 
 
 class DepsLayer:
@@ -288,7 +290,7 @@ class DepsLayer:
         options = podman_options.with_fixed_volumes(options, self._is_passing)
         words = podman.container_words(image.tree, config, options, command, root=self.root)
         ended_by: list[int] = []
-        code = run_foreground(words, ended_by.append)
+        code = self._start.run_program(words, ended_by.append)
         if ended_by:  # the signal was for the start, whether the install heeded it or not
             raise InputFailedError(code or 128 + ended_by[0], by_signal=True)
         if code:

@@ -170,6 +170,7 @@ class Preparation:
             self._mount_image,
             self._writer,
             self._environ,
+            self._settings.run_program,
         )
 
     def mounts(self) -> Sequence[tuple[str, MountedImage]]:

@@ -20,6 +20,8 @@ EVENTS_INSIDE = "/.bootseer-events"
 GRACE_S = 10.0  # between SIGTERM and a kill
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
+RunProgram = Callable[[Sequence[str], Callable[[int], None]], int]
+"""What runs a program in the foreground: see `run_foreground`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from bootseer.imageprefetch.mount.interrupts import exit_on_signals
 from bootseer.imageprefetch.mount.mount import MountedImage
 from bootseer.imageprefetch.mount.settings import MountSettings
 from bootseer.imageprefetch.run import podman, podman_options, temporary_mounts
-from bootseer.imageprefetch.run.command import EVENTS_INSIDE, run_foreground
+from bootseer.imageprefetch.run.command import EVENTS_INSIDE, RunProgram, run_foreground
 from bootseer.storage.oci.reference import parse_reference
 from bootseer.system.mountinfo import all_mounts, shown_at
 
@@ -105,6 +105,7 @@ class RunSettings:
 
     `beside` brings what else the container needs. `starting` is called right before the container
     is started on its mounted image, while this process has one thread; it must not raise.
+    `run_program` runs podman.
     """
 
     mount: MountSettings
@@ -112,6 +113,7 @@ class RunSettings:
     words: Sequence[str] = ()
     beside: Beside | None = None
     starting: Callable[[], None] | None = None
+    run_program: RunProgram = run_foreground
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,10 +193,10 @@ def _run(
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             container = _leave_image(settings, options, image_stack, report, describe(error))
-        code = run_foreground(container.words, _noting_end_requests(container))
+        code = settings.run_program(container.words, _noting_end_requests(container))
         if _was_never_there(settings, container, code):
             container = _leave_image(settings, options, image_stack, report, _KILLED)
-            code = run_foreground(container.words, _noting_end_requests(container))
+            code = settings.run_program(container.words, _noting_end_requests(container))
         _explain_end(settings, container, code, complain)
         return code
 

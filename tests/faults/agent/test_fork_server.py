@@ -25,8 +25,9 @@ from tests.support.waiting import until
 TASKS = TaskTable(
     {
         f"test {name}": f"tests.support.programs.agent_tasks:{name}"
-        for name in ("describe", "wait", "die", "fail", "leave")
-    }
+        for name in ("describe", "wait", "die", "fail", "leave", "decline", "have_run")
+    },
+    with_programs=["test have_run"],
 )
 
 
@@ -287,7 +288,7 @@ print(client.ask(["test", "leave", "0"], runtime=sys.argv[1]))
 
 
 @pytest.mark.root
-def test_an_agent_runs_nothing_for_another_mount_namespace(tmp_path: Path) -> None:
+def test_an_agent_runs_nothing_for_another_namespace(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
     def ask(*before: str) -> str:
@@ -302,6 +303,8 @@ def test_an_agent_runs_nothing_for_another_mount_namespace(tmp_path: Path) -> No
             until((tmp_path / "images/agent.sock").exists, "the agent")
             assert ask() == str(INTERRUPTED)
             assert ask("unshare", "--mount") == "None"
+            assert ask("unshare", "--net") == "None"
+            assert ask("unshare", "--pid", "--fork") == "None"
             assert ask() == str(INTERRUPTED)
         finally:
             agent.terminate()

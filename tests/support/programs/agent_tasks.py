@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from bootseer.agent.client_programs import ClientPrograms
+from bootseer.agent.protocol import DECLINED
+
 
 def describe(words: list[str]) -> int:
     """Write what the task was given, as mounting does: without Python's stream."""
@@ -41,3 +44,23 @@ def fail(_: list[str]) -> int:
 
 def leave(words: list[str]) -> int:
     sys.exit(int(words[2]))
+
+
+def decline(_: list[str]) -> int:
+    return DECLINED
+
+
+def have_run(words: list[str], programs: ClientPrograms) -> int:
+    """Have the client run two programs; files of ours in a folder tell how it went."""
+    folder = Path(words[2])
+    (folder / f"begun-{os.getpid()}").touch()
+    os.environ["FROM_TASK"] = "told"
+    signals: list[int] = []
+    try:
+        codes = [programs.run(words[3:], signals.append), programs.run(["true"])]
+        (folder / "codes").write_text(json.dumps([*codes, signals]))
+        time.sleep(1.0)  # signs of life are given again
+    except BaseException:
+        (folder / "undone").touch()
+        raise
+    return 250

@@ -509,7 +509,7 @@ def noted(self, *about):
         file.write(" ".join(["noted", *(set(sys.modules) - before)]))
     hand_over(self, *about)
 worker.Worker._hand_over = noted
-sys.exit(image_direct.run_without_click(sys.argv[1:], with_helper=False))
+sys.exit(image_direct.run_without_click(sys.argv[1:], in_agent=True))
 """
     words = ["--runtime", str(mounts.runtime), "--cache", str(mounts.folder / "cache"), "--no-fill"]
     done = subprocess.run(

@@ -1,0 +1,68 @@
+"""Programs that a task has its client run: children of whoever asked, with its terminal.
+
+The task waits meanwhile. One whose client was killed ends as if it had been killed too, and undoes
+nothing: the program may go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+from bootseer.agent import task_counts
+from bootseer.agent.protocol import ALIVE, ALIVE_S, ENDED, receive_note, send_program
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class ClientPrograms:
+    """The client at the other end of a task's connection; used by the task's one thread."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+
+    def give_signs_of_life(self) -> None:
+        """Send ALIVE from time to time, from within whatever this process does.
+
+        By a signal, as a task has one thread. Children have no such timer.
+        """
+
+        def say(*_: object) -> None:
+            with contextlib.suppress(OSError):  # it is full, or the client has hung up: see SIGIO
+                self._link.send(bytes([ALIVE]), socket.MSG_DONTWAIT)
+
+        signal.signal(signal.SIGALRM, say)
+        signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
+
+    def run(self, words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None) -> int:
+        """Have the client run a program to its end, in this process's environment.
+
+        Returns its exit code as a shell has it. `on_signal` is called, any number of times, with a
+        signal that the client has passed on to it. Signals to this process change nothing.
+        """
+        with self._waiting():
+            try:
+                send_program(self._link, words, os.environ)
+                while True:
+                    kind, value = receive_note(self._link)
+                    if kind == ENDED:
+                        return value
+                    on_signal(value)
+            except OSError:
+                os._exit(task_counts.FAILED)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Neither give signs of life, which nobody awaits, nor be interrupted."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        numbers = (signal.SIGIO, *_ENDING)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)

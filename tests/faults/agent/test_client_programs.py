@@ -1,0 +1,139 @@
+"""Programs that a task of the agent has its client run, and what becomes of either when killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.agent.client import LOST
+from tests.faults.agent.test_fork_server import AGENT, process
+from tests.support.waiting import until
+
+CLIENT = """
+import sys
+from bootseer.agent import client
+from bootseer.imageprefetch.run.command import run_foreground
+runtime, *words = sys.argv[1:]
+print(client.ask(words, runtime=runtime, silent_s=0.9, run_program=run_foreground))
+"""
+WAITING = "echo $FROM_TASK; trap 'exit 7' TERM; touch running; while :; do sleep 0.02; done"
+
+
+class Lab:
+    """An agent, and clients of it whose working directory is `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "runtime"
+        self.environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        words = [sys.executable, "-c", AGENT, str(self.runtime)]
+        self.agent = subprocess.Popen(words, env=self.environ)
+
+    def ask(self, task: str, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CLIENT, str(self.runtime), "test", task, *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *program: str) -> subprocess.Popen[str]:
+        """A client that runs this program for a task."""
+        return self.ask("have_run", str(self.folder), *program)
+
+    @property
+    def task(self) -> int:
+        return process(self.folder, "begun")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    try:
+        until((lab.runtime / "images/agent.sock").exists, "the agent")
+        yield lab
+    finally:
+        lab.agent.terminate()
+        lab.agent.wait()
+
+
+def ended(child: subprocess.Popen[str]) -> tuple[list[str], str]:
+    out, error = child.communicate(timeout=60)
+    assert child.returncode == 0, error
+    return out.split(), error
+
+
+def test_a_program_runs_in_the_client_as_the_task_says(lab: Lab) -> None:
+    child = lab.run("sh", "-c", "echo $FROM_TASK $PPID; exit 3")
+    assert ended(child) == (["told", str(child.pid), "250"], "")
+    assert json.loads((lab.folder / "codes").read_text()) == [3, 0, []]
+
+
+def test_the_task_hears_of_signals_that_are_passed_on(lab: Lab) -> None:
+    child = lab.run("sh", "-c", WAITING)
+    until((lab.folder / "running").exists, "the program")
+    child.send_signal(signal.SIGTERM)
+    assert ended(child) == (["told", "250"], "")
+    assert json.loads((lab.folder / "codes").read_text()) == [7, 0, [signal.SIGTERM]]
+
+
+def test_a_program_may_run_longer_than_a_task_may_be_silent(lab: Lab) -> None:
+    child = lab.run("sleep", "2.5")
+    assert ended(child) == (["250"], "")
+    assert json.loads((lab.folder / "codes").read_text()) == [0, 0, []]
+
+
+def test_signals_to_a_task_that_waits_for_its_program_change_nothing(lab: Lab) -> None:
+    child = lab.run("sh", "-c", WAITING)
+    until((lab.folder / "running").exists, "the program")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(lab.task, number)
+    child.send_signal(signal.SIGTERM)
+    assert ended(child) == (["told", "250"], "")
+    assert not (lab.folder / "undone").exists()
+
+
+def test_a_program_goes_on_whose_task_was_killed(lab: Lab) -> None:
+    child = lab.run("sh", "-c", WAITING)
+    until((lab.folder / "running").exists, "the program")
+    os.kill(lab.task, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{lab.task}").exists(), "the task's end")
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert ended(child) == (["told", "7"], "")  # the program's own exit code
+
+
+def test_a_killed_clients_task_undoes_nothing(lab: Lab) -> None:
+    child = lab.run("sh", "-c", f"echo $$ > program; {WAITING}")
+    until((lab.folder / "running").exists, "the program")
+    child.kill()
+    until(lambda: not Path(f"/proc/{lab.task}").exists(), "the task's end")
+    program = int((lab.folder / "program").read_text())
+    os.kill(program, signal.SIGKILL)  # it was there still
+    child.communicate(timeout=60)
+    assert not (lab.folder / "undone").exists()
+    assert not (lab.folder / "codes").exists()
+
+
+def test_a_killed_agents_task_goes_on(lab: Lab) -> None:
+    child = lab.run("sh", "-c", WAITING)
+    until((lab.folder / "running").exists, "the program")
+    lab.agent.kill()
+    lab.agent.wait()
+    child.send_signal(signal.SIGTERM)
+    assert ended(child) == (["told", "250"], "")
+
+
+def test_a_task_that_has_done_nothing_is_left_to_the_client(lab: Lab) -> None:
+    assert ended(lab.ask("decline")) == (["None"], "")
+    assert ended(lab.ask("die")) == ([str(LOST)], "")
