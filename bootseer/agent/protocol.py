@@ -92,7 +92,8 @@ def send_request(
         sent = send_descriptors(link, message, *streams, directory)
     finally:
         os.close(directory)
-    link.sendall(message[sent:])
+    if message[sent:]:  # a server that has refused it, and ended, must not seem to have been killed
+        link.sendall(message[sent:])
 
 
 def confirm_begun(link: socket) -> bool:
