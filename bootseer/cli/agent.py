@@ -111,12 +111,12 @@ def run(words: list[str], programs: ClientPrograms) -> int:
 
 @click.command(
     "agent",
-    help="""Stand ready on this node, so that `bootseer image mount` takes no time to begin.
+    help="""Stand ready on this node, so that `bootseer image mount` and `run` begin at once.
 
     Importing what a mount needs takes longer than mounting. The agent has it imported, and runs
-    each mount that is asked for in a fork of itself, with the caller's environment, streams and
-    working directory. Mounts outlive it; without it they begin by themselves. Only root may ask,
-    and only from the agent's own mount namespace.
+    each mount that is asked for, and what a container needs before and after it, in a fork of
+    itself, with the caller's environment, streams and working directory. Mounts outlive it; without
+    it they begin by themselves. Only root may ask, and only from the agent's own namespaces.
 
     With --listen it answers over HTTP at that address: /healthz, /readyz, and /metrics in
     Prometheus' text format, with the image servers of this node among them.

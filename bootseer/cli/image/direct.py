@@ -187,9 +187,11 @@ def _mount(
                 settings = dataclasses.replace(settings, look_begun_s=0.0)
         if kept is not None:
             # Whoever ends all processes of a start must not break another one.
-            settings = dataclasses.replace(settings, share=False)
+            own = dataclasses.replace(settings, share=False)
+            if not in_agent:  # whose servers are of no start
+                settings = own
             try:
-                complete = _mount_complete(settings, helper, kept)
+                complete = _mount_complete(own, helper, kept)
             except BaseException:  # no helper waits for what does not come
                 if helper is not None:
                     registry_helper.end(helper)
