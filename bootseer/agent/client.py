@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable, Sequence
 
-    RunProgram = Callable[[Sequence[str], Callable[[int], None]], int]
+    from bootseer.agent.protocol import Program
+
+    RunProgram = Callable[[Program, Callable[[int], None]], int]
 
 INTERRUPTED = 130
 """The exit code of a command that was interrupted."""
@@ -28,6 +30,9 @@ _TASK_S = 300.0
 """Beyond the limits that each task has of its own. A container's start has no limit as a whole."""
 _UMOUNT_SILENT_S = 30.0
 """A kernel that unmounts waits for reads, and lets the process say nothing meanwhile."""
+_NUMBER_BYTES = 4
+_done_without: set[str] = set()
+"""Sockets of agents that did not answer, or were lost: this process asks them for nothing more."""
 _END_S = 10.0
 _KILL_S = 1.0
 
@@ -82,15 +87,15 @@ def ask(
     The task has this process's environment, working directory and standard streams; `output` takes
     the place of standard output. When this process is interrupted, the task is too. `on_begun` is
     called once it has begun. `run_program` runs the programs that the task wants run here, and is
-    called with their words, in their environment, and with what is to be called with each signal
-    that is passed on to them.
+    called with each, and with what is to be called with each signal that is passed on to it. It
+    must raise nothing but an interrupt.
 
     LOST where the task died, or gave no sign of life for `silent_s` and was killed: nothing of it
     goes on, but what it had begun may still be there. `before_kill` is called with the process id
     of one that is to be killed. Raises StoreUnavailableError where it cannot be killed.
     """
     path = socket_path(runtime)
-    if not _is_trusted(path):
+    if not _may_ask(path):
         return None
     from _socket import AF_UNIX, SOCK_STREAM, socket  # `socket` itself costs 5 ms
 
@@ -103,14 +108,20 @@ def ask(
         try:
             link.settimeout(BEGIN_S)
             link.connect(path)
+            if not _is_served_by_trusted(link):
+                return None
             send_request(link, words, environ, (0, output, 2))
             process = begin(link)
-        except OSError:
-            return None  # it was killed, is busy, or was stopped: nothing was begun
+        except OSError:  # it was killed, is busy, or was stopped: nothing was begun
+            _done_without.add(path)
+            return None
         if process is None:
             return None
         try:
-            return _await_end(link, process, silent_s, before_kill, on_begun, run_program)
+            code = _await_end(link, process, silent_s, before_kill, on_begun, run_program)
+            if code == LOST:
+                _done_without.add(path)
+            return code
         finally:
             if process >= 0:
                 os.close(process)
@@ -128,8 +139,8 @@ def _await_end(
 ) -> int | None:
     """The task's exit code, None where it did nothing, or LOST.
 
-    Where it is lost after a program has run here, the program's exit code counts: what the task has
-    not undone, the next one does. Raises StoreUnavailableError for one that stays.
+    Where it is lost after what was asked for has run here, that program's exit code counts: what
+    the task has not undone, the next one does. Raises StoreUnavailableError for one that stays.
     """
     from bootseer.agent.protocol import DECLINED, ENDED, SIGNALLED, await_answer, send_note
 
@@ -141,13 +152,15 @@ def _await_end(
             answer = await_answer(link, limit_s=limit_s, silent_s=silent_s)
             if answer is None or isinstance(answer, int) or run_program is None:
                 break
-            os.environ.clear()
-            os.environ.update(answer.environ)
-            lost = run_program(answer.words, lambda number: send_note(link, SIGNALLED, number))
-            send_note(link, ENDED, lost)
-            silent_s = _UMOUNT_SILENT_S
+            code = INTERRUPTED
+            try:
+                code = run_program(answer, lambda number: send_note(link, SIGNALLED, number))
+            finally:
+                send_note(link, ENDED, code)
+            if answer.is_last:
+                lost, silent_s = code, _UMOUNT_SILENT_S
     except TimeoutError:
-        _kill(process, before_kill)
+        _end_silent(process, before_kill, lost)
         return lost
     except OSError:
         return lost
@@ -157,6 +170,18 @@ def _await_end(
     if answer == DECLINED:
         return None
     return answer if isinstance(answer, int) else lost
+
+
+def _end_silent(process: int, before_kill: Callable[[int], None], lost: int) -> None:
+    """As `_kill`; nothing is raised where the client's program has ended: its exit code counts."""
+    from bootseer.errors import StoreUnavailableError
+
+    try:
+        _kill(process, before_kill)
+    except StoreUnavailableError as error:
+        if lost == LOST:
+            raise
+        sys.stderr.write(f"bootseer: {error}\n")
 
 
 def _kill(process: int, before_kill: Callable[[int], None]) -> None:
@@ -195,7 +220,7 @@ def _number_of(process: int) -> int:
 
 def is_available(runtime: str) -> bool:
     """Whether an agent may be asked. One that was killed still looks available."""
-    return _is_trusted(socket_path(runtime))
+    return _may_ask(socket_path(runtime))
 
 
 def socket_path(runtime: str) -> str:
@@ -207,12 +232,21 @@ def socket_path(runtime: str) -> str:
     return os.path.join(runtime, "images/agent.sock")
 
 
-def _is_trusted(path: str) -> bool:
+def _may_ask(path: str) -> bool:
     """Whether the socket is root's or our own: it is sent our environment, secrets included."""
     try:
-        return os.stat(path).st_uid in (0, os.geteuid())
+        return path not in _done_without and os.stat(path).st_uid in (0, os.geteuid())
     except OSError:
         return False
+
+
+def _is_served_by_trusted(link: socket) -> bool:
+    """Whether root or we ourselves listen at the other end: it may have us run programs."""
+    from _socket import SO_PEERCRED, SOL_SOCKET
+
+    credentials = link.getsockopt(SOL_SOCKET, SO_PEERCRED, 3 * _NUMBER_BYTES)
+    uid = int.from_bytes(credentials[_NUMBER_BYTES : 2 * _NUMBER_BYTES], sys.byteorder)
+    return uid in (0, os.geteuid())
 
 
 def _hang_up(link: socket) -> None:
@@ -230,6 +264,8 @@ def _hang_up(link: socket) -> None:
 def _option(words: Sequence[str], name: str) -> str:
     """The value of an option in a command line that was not parsed yet."""
     for number, word in enumerate(words):
+        if word == "--":  # what follows is another program's
+            break
         if word.startswith(f"{name}="):
             return word[len(name) + 1 :]
         if word == name and number + 1 < len(words):

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from bootseer.agent import task_counts
-from bootseer.agent.protocol import ALIVE, ALIVE_S, ENDED, receive_note, send_program
+from bootseer.agent.protocol import ALIVE, ALIVE_S, ENDED, Program, receive_note, send_program
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -23,6 +23,8 @@ class ClientPrograms:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self.has_run = False
+        """Whether the client has run a program."""
 
     def give_signs_of_life(self) -> None:
         """Send ALIVE from time to time, from within whatever this process does.
@@ -38,21 +40,35 @@ class ClientPrograms:
         signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
 
     def run(self, words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None) -> int:
-        """Have the client run a program to its end, in this process's environment.
+        """Have the client run what it was asked for to its end, in this process's environment.
 
-        Returns its exit code as a shell has it. `on_signal` is called, any number of times, with a
-        signal that the client has passed on to it. Signals to this process change nothing.
+        Returns its exit code as a shell has it, which is the client's where this process is killed
+        later. `on_signal` is called, any number of times, with a signal that the client has passed
+        on. Signals to this process change nothing.
         """
+        return self._run(words, on_signal, is_last=True)
+
+    def run_before(
+        self, words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None
+    ) -> int:
+        """As `run`, for what comes before: where this process is killed later, all begins again."""
+        return self._run(words, on_signal, is_last=False)
+
+    def _run(self, words: Sequence[str], on_signal: Callable[[int], None], *, is_last: bool) -> int:
         with self._waiting():
             try:
-                send_program(self._link, words, os.environ)
+                send_program(self._link, Program(list(words), dict(os.environ), is_last=is_last))
+            except OSError as error:  # it has ended, and runs nothing
+                raise KeyboardInterrupt from error
+            self.has_run = True
+            try:
                 while True:
                     kind, value = receive_note(self._link)
                     if kind == ENDED:
                         return value
                     on_signal(value)
             except OSError:
-                os._exit(task_counts.FAILED)
+                os._exit(task_counts.DONE)
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -66,3 +82,4 @@ class ClientPrograms:
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
+        signal.raise_signal(signal.SIGIO)  # the client may have hung up meanwhile

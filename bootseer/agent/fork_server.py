@@ -129,7 +129,7 @@ class ForkServer:
 
     def _answer(self, link: socket.socket) -> NoReturn:
         """Run the task of one request, in a child of the server."""
-        exit_code, ending = DECLINED, 0
+        exit_code, ending, programs = DECLINED, 0, ClientPrograms(link)
         try:
             self.source.close()
             if self.lock is not None:
@@ -141,7 +141,7 @@ class ForkServer:
             link.settimeout(_RECEIVE_S)
             request = receive_request(link)
             if self._is_known(request) and self.admits(link, request):
-                exit_code = self._run(link, request)
+                exit_code = self._run(link, request, programs)
             else:
                 link.sendall(bytes([REFUSED]))  # what follows takes a while
                 ending = _REPLACED if self.is_replaced(link, request) else 0
@@ -162,7 +162,8 @@ class ForkServer:
                     declined = exit_code == DECLINED
                     link.sendall(bytes([REFUSED] if declined else [ENDED, exit_code & 255]))
             finally:
-                os._exit(ending or _ENDINGS.get(exit_code, task_counts.FAILED))
+                ours = 0 if programs.has_run else exit_code  # how a program ends is not our doing
+                os._exit(ending or _ENDINGS.get(ours, task_counts.FAILED))
 
     def _reap(self, running: set[int]) -> bool:
         """Reap children; whether one found a program that is to take the server's place."""
@@ -186,14 +187,13 @@ class ForkServer:
         name = " ".join(request.words[:TASK_WORDS])
         return name in self.tasks.functions and len(request.descriptors) == DESCRIPTORS
 
-    def _run(self, link: socket.socket, request: Request) -> int:
+    def _run(self, link: socket.socket, request: Request, programs: ClientPrograms) -> int:
         _send_begun(link)
         if not link.recv(ANSWER_BYTES):
             raise BrokenPipeError("the client no longer waits")
         link.settimeout(None)
         _take_place_of_client(request)
         _interrupt_on_hang_up(link)
-        programs = ClientPrograms(link)
         programs.give_signs_of_life()
         name = " ".join(request.words[:TASK_WORDS])
         task: Callable[..., int] = pkgutil.resolve_name(self.tasks.functions[name])

@@ -20,10 +20,10 @@ REFUSED from a task that has done nothing. A connection that ends before BEGUN s
 begun; after it, that the task's process was killed. A client that closes the connection, or shuts
 down its side of it, meanwhile interrupts the task.
 
-A task may have its client run a program: it sends RUN, a length, and the program's words and
-environment, packed as those of a request are. The client sends two bytes for each signal that it
-passes on to the program, SIGNALLED and the number, and at last ENDED and the exit code. No sign of
-life is given meanwhile.
+A task may have its client run programs: it sends RUN, or RUN_BEFORE for one that is not yet what
+the client was asked to run, a length, and the program's words and environment, packed as those of a
+request are. The client sends two bytes for each signal that it passes on to the program, SIGNALLED
+and the number, and at last ENDED and the exit code. No sign of life is given meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Mapping, Sequence
 
-RUN, ENDED, ALIVE, READY, BEGUN, REFUSED = 250, 251, 252, 253, 254, 255
+RUN_BEFORE, RUN, ENDED, ALIVE, READY, BEGUN, REFUSED = 249, 250, 251, 252, 253, 254, 255
 SIGNALLED = 1
 DECLINED = -1
 """In place of a task's exit code: it has done nothing, and is to be carried out elsewhere."""
@@ -69,12 +69,12 @@ class Request:
 
 
 class Program:
-    """A program that a task has its client run."""
+    """A program that a task has its client run; `is_last` where it is what the client is for."""
 
-    __slots__ = ("environ", "words")
+    __slots__ = ("environ", "is_last", "words")
 
-    def __init__(self, words: list[str], environ: dict[str, str]) -> None:
-        self.words, self.environ = words, environ
+    def __init__(self, words: list[str], environ: dict[str, str], *, is_last: bool) -> None:
+        self.words, self.environ, self.is_last = words, environ, is_last
 
 
 def send_request(
@@ -151,19 +151,23 @@ def await_answer(link: socket, *, limit_s: float, silent_s: float) -> int | Prog
 
 
 def _receive_rest(link: socket, kind: int) -> int | Program | None:
-    """What follows ENDED or RUN; None where it is cut."""
+    """What follows ENDED, RUN or RUN_BEFORE; None where it is cut, or of another version."""
     try:
         if kind == ENDED:
             return _receive_whole(link, 1)[0]
+        if kind not in (RUN, RUN_BEFORE):
+            return None
         length = _receive_whole(link, _LENGTH_BYTES)
-        return Program(*unpack(_receive_whole(link, _length_of(length))))
+        words, environ = unpack(_receive_whole(link, _length_of(length)))
+        return Program(words, environ, is_last=kind == RUN)
     except ConnectionError:
         return None
 
 
-def send_program(link: socket, words: Sequence[str], environ: Mapping[str, str]) -> None:
+def send_program(link: socket, program: Program) -> None:
     """Have the client run a program, see `receive_note`. Raises OSError."""
-    link.sendall(bytes([RUN]) + _with_length(pack(words, environ)))
+    kind = RUN if program.is_last else RUN_BEFORE
+    link.sendall(bytes([kind]) + _with_length(pack(program.words, program.environ)))
 
 
 def send_note(link: socket, kind: int, value: int) -> None:

@@ -43,7 +43,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM, SIGINT or (if not 0) `idle_exit_s` seconds without a request.
 
-    Raises BusyError where an agent serves already.
+    With `idle_exit_s` only processes in the control groups of this one are served. Raises BusyError
+    where an agent serves already.
 
     `program` is the command line of this process: when another version is installed and asks, the
     process goes on as that, and mounts, which others serve, stay. With an address to `listen` at,
@@ -51,12 +52,14 @@ def serve(
     have FUSE mounts made for them, see `pod_mounts`. `sweepers` are done meanwhile.
     """
     tasks.load()
-    namespaces = _namespaces_of("self") or []
+    namespaces, groups = _namespaces_of("self") or [], _groups_of("self")
 
     def is_ours(link: socket.socket) -> bool:
         credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid, uid, _ = CREDENTIALS.unpack(credentials)
-        return uid == os.geteuid() and _namespaces_of(pid) == namespaces
+        if uid != os.geteuid() or _namespaces_of(pid) != namespaces:
+            return False
+        return not idle_exit_s or _groups_of(pid) == groups
 
     is_own = False  # of the request that this process was forked for
 
@@ -186,6 +189,19 @@ def _listening(path: str) -> Iterator[tuple[socket.socket, FileLock]]:
 def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def _groups_of(pid: int | str) -> bytes:
+    """A process's control groups; "" where they are not known.
+
+    An agent that a command has left behind ends with the unit or the job of that command, and what
+    serves a container must not end with another one's.
+    """
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _namespaces_of(pid: int | str) -> list[int] | None:

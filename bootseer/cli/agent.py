@@ -105,7 +105,7 @@ def mount(words: list[str]) -> int:
 
 def run(words: list[str], programs: ClientPrograms) -> int:
     """Run `image run` as a task of the agent, with podman in the client; return its exit code."""
-    exit_code = direct.run_without_click(words, in_agent=True, run_program=programs.run)
+    exit_code = direct.run_without_click(words, in_agent=True, programs=programs)
     return DECLINED if exit_code is None else exit_code
 
 

@@ -14,7 +14,9 @@ from bootseer.cli.image import words as image_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from bootseer.agent.protocol import Program
 
 _KEEP = "BOOTSEER_AGENT_KEEP"
 """For how many seconds without a start an agent that a command leaves behind stays."""
@@ -73,7 +75,7 @@ def _get_ready() -> None:
             signal.signal(number, end)
 
 
-def _run_program(words: Sequence[str], on_signal: Callable[[int], None]) -> int:
+def _run_program(program: Program, on_signal: Callable[[int], None]) -> int:
     import gc
 
     from bootseer.errors import BootseerError
@@ -82,8 +84,8 @@ def _run_program(words: Sequence[str], on_signal: Callable[[int], None]) -> int:
     gc.freeze()
     gc.enable()
     try:
-        return run_foreground(words, on_signal)
-    except BootseerError as error:
+        return run_foreground(program.words, on_signal, program.environ)
+    except (BootseerError, OSError) as error:  # it has begun, or never will: not again
         from bootseer.cli.shared import failures
 
         return failures.report_error(error)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from bootseer.agent.client_programs import ClientPrograms
     from bootseer.imageprefetch.mount.complete_mount import KeptMount
     from bootseer.imageprefetch.mount.mount import MountedImage
     from bootseer.imageprefetch.mount.settings import MountSettings
-    from bootseer.imageprefetch.run.command import RunProgram
     from bootseer.storage.options import StoreOptions
 
 _LAYOUT = "oci-layout:"
@@ -36,12 +36,12 @@ A job waits 5 s at most for a registry that brings nothing; starting this proces
 
 
 def run_without_click(
-    args: list[str], *, in_agent: bool = False, run_program: RunProgram | None = None
+    args: list[str], *, in_agent: bool = False, programs: ClientPrograms | None = None
 ) -> int | None:
     """Run `image mount ...` or `image run ...`; None if click must parse the arguments.
 
     In an agent, which has imported everything already, a mount's server asks the registry itself.
-    `run_program` runs podman.
+    `programs` has podman run by its client.
     """
     if args[1] == "mount":
         fields = image_words.parse_mount(args[2:], os.environ)
@@ -51,7 +51,7 @@ def run_without_click(
     parsed = image_words.parse_run(args[2:], os.environ)
     if parsed is None:
         return None
-    return _run_guarded(lambda: run(*parsed, in_agent=in_agent, run_program=run_program))
+    return _run_guarded(lambda: run(*parsed, programs=programs))
 
 
 def _run_guarded(body: Callable[[], int]) -> int:
@@ -104,14 +104,14 @@ def run(
     options: tuple[str, ...],
     words: tuple[str, ...],
     *,
-    in_agent: bool = False,
-    run_program: RunProgram | None = None,
+    programs: ClientPrograms | None = None,
 ) -> int:
     """Run `image run`: `fields` of `MountSettings` and perhaps `config`, the file with what the
     container needs besides; podman's options; the container's command.
 
-    `run_program` runs podman, in place of this process.
+    In a task of the agent, `programs` has podman run by its client.
     """
+    in_agent = programs is not None
     begun_s = time.monotonic()
     config = fields.pop("config", "")
     helper = None
@@ -137,7 +137,8 @@ def run(
         options=options,
         words=words,
         starting=lambda: _start_keeper(kept),
-        run_program=run_program or run_foreground,
+        run_program=programs.run if programs is not None else run_foreground,
+        run_before=programs.run_before if programs is not None else run_foreground,
     )
 
     def mount_image(mount_settings: MountSettings) -> MountedImage:

@@ -170,7 +170,7 @@ class Preparation:
             self._mount_image,
             self._writer,
             self._environ,
-            self._settings.run_program,
+            self._settings.run_before,
         )
 
     def mounts(self) -> Sequence[tuple[str, MountedImage]]:

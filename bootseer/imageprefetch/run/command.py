@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -49,15 +50,22 @@ class Command:
         return {**own, **events, **self.environment}
 
 
-def run_foreground(words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None) -> int:
+def run_foreground(
+    words: Sequence[str],
+    on_signal: Callable[[int], None] = lambda _: None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
     """Run a program to its end, with our terminal and streams; returns a shell's exit code.
 
-    `on_signal` is called, any number of times, with a signal that is passed on to it.
+    `on_signal` is called, any number of times, with a signal that is passed on to it. Without
+    `environ` it has this process's environment.
     """
     import subprocess  # takes milliseconds, for which no mount waits
 
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # the kernel would keep no exit code
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        process = subprocess.Popen(list(words))
+        process = subprocess.Popen(list(words), env=environ)
     except OSError as error:
         raise from_os_error(error, f"run {words[0]}") from error
     return await_end(process.pid, None, lambda: None, on_signal)
@@ -77,7 +85,8 @@ def await_end(
     asked_s = 0.0
 
     def pass_on(number: int, _: object) -> None:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
         on_signal(number)
 
     old_handlers = {

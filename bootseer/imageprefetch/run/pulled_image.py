@@ -8,16 +8,23 @@ from collections.abc import Sequence
 
 from bootseer.errors import NotSupportedError, StoreUnavailableError, from_os_error
 from bootseer.imageprefetch.run import podman, podman_options
+from bootseer.imageprefetch.run.command import RunProgram, run_foreground
+
+_WITHOUT_OUTPUT = ("sh", "-c", 'exec "$@" >/dev/null', "sh")
 
 
 def pull_program(
-    ref: str, insecure: Sequence[str], options: Sequence[str], words: Sequence[str]
+    ref: str,
+    insecure: Sequence[str],
+    options: Sequence[str],
+    words: Sequence[str],
+    run_program: RunProgram = run_foreground,
 ) -> list[str]:
     """Have podman pull an image that it has not, and return the program of its container.
 
     `insecure` are podman's options for a registry without TLS, `options` those of the container,
-    `words` replace the image's command. Raises StoreUnavailableError where podman cannot pull, as
-    it has said itself.
+    `words` replace the image's command. `run_program` runs the pull. Raises StoreUnavailableError
+    where podman cannot pull, as it has said itself.
     """
     inspect = ["podman", "image", "inspect", "--format", "{{json .Config}}", ref]
     try:
@@ -26,6 +33,7 @@ def pull_program(
             shown = subprocess.run(inspect, capture_output=True, check=False)
         if shown is None or shown.returncode:
             pull = [
+                *_WITHOUT_OUTPUT,
                 "podman",
                 "pull",
                 "--quiet",
@@ -33,7 +41,7 @@ def pull_program(
                 *podman_options.pull_options(options),
                 ref,
             ]
-            if subprocess.run(pull, stdout=subprocess.DEVNULL, check=False).returncode:
+            if run_program(pull, lambda _: None):
                 raise StoreUnavailableError(f"podman cannot pull {ref}; it says why above")
             shown = subprocess.run(inspect, stdout=subprocess.PIPE, check=False)
     except OSError as error:

@@ -105,7 +105,7 @@ class RunSettings:
 
     `beside` brings what else the container needs. `starting` is called right before the container
     is started on its mounted image, while this process has one thread; it must not raise.
-    `run_program` runs podman.
+    `run_program` runs the container's podman, `run_before` what has to be run before it.
     """
 
     mount: MountSettings
@@ -114,6 +114,7 @@ class RunSettings:
     beside: Beside | None = None
     starting: Callable[[], None] | None = None
     run_program: RunProgram = run_foreground
+    run_before: RunProgram = run_foreground
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -368,7 +369,9 @@ def _words_to_pull(settings: RunSettings, options: Sequence[str], inputs: Inputs
         return [*words, *options, settings.mount.ref, *settings.words]
     from bootseer.imageprefetch.run import pulled_image
 
-    program = pulled_image.pull_program(settings.mount.ref, insecure, options, settings.words)
+    program = pulled_image.pull_program(
+        settings.mount.ref, insecure, options, settings.words, settings.run_before
+    )
     options = podman_options.without_entrypoint(options)
     shell, *rest = podman.words_after(inputs.before, program)
     return [*words, *options, "--entrypoint", shell, settings.mount.ref, *rest]

@@ -16,12 +16,16 @@ from bootseer.agent.client import LOST
 from tests.faults.agent.test_fork_server import AGENT, process
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.root
 CLIENT = """
 import sys
 from bootseer.agent import client
 from bootseer.imageprefetch.run.command import run_foreground
 runtime, *words = sys.argv[1:]
-print(client.ask(words, runtime=runtime, silent_s=0.9, run_program=run_foreground))
+def run(program, on_signal):
+    return run_foreground(program.words, on_signal, program.environ)
+FAULT
+print(client.ask(words, runtime=runtime, silent_s=0.9, run_program=run))
 """
 WAITING = "echo $FROM_TASK; trap 'exit 7' TERM; touch running; while :; do sleep 0.02; done"
 
@@ -29,15 +33,16 @@ WAITING = "echo $FROM_TASK; trap 'exit 7' TERM; touch running; while :; do sleep
 class Lab:
     """An agent, and clients of it whose working directory is `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.runtime = folder / "runtime"
         self.environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        words = [sys.executable, "-c", AGENT, str(self.runtime)]
+        words = [sys.executable, "-c", AGENT, str(self.runtime), *options]
         self.agent = subprocess.Popen(words, env=self.environ)
 
-    def ask(self, task: str, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", CLIENT, str(self.runtime), "test", task, *words]
+    def ask(self, task: str, *words: str, fault: str = "") -> subprocess.Popen[str]:
+        code = CLIENT.replace("FAULT", fault)
+        command = [sys.executable, "-c", code, str(self.runtime), "test", task, *words]
         return subprocess.Popen(
             command,
             cwd=self.folder,
@@ -47,9 +52,9 @@ class Lab:
             text=True,
         )
 
-    def run(self, *program: str) -> subprocess.Popen[str]:
-        """A client that runs this program for a task."""
-        return self.ask("have_run", str(self.folder), *program)
+    def run(self, *program: str, fault: str = "") -> subprocess.Popen[str]:
+        """A client that runs this program for a task, after some code of a fault."""
+        return self.ask("have_run", str(self.folder), *program, fault=fault)
 
     @property
     def task(self) -> int:
@@ -132,6 +137,67 @@ def test_a_killed_agents_task_goes_on(lab: Lab) -> None:
     lab.agent.wait()
     child.send_signal(signal.SIGTERM)
     assert ended(child) == (["told", "250"], "")
+
+
+def test_what_is_lost_before_its_last_program_begins_again(lab: Lab) -> None:
+    assert ended(lab.ask("have_run_before")) == ([str(LOST)], "")
+
+
+UNKILLABLE = """
+import signal
+signal.pidfd_send_signal = lambda *_: None
+client._UMOUNT_SILENT_S = 0.3
+"""
+
+
+def test_a_task_that_cannot_be_killed_changes_no_exit_code(lab: Lab) -> None:
+    """Injected: signals that do not arrive, as in a process that the kernel holds."""
+    child = lab.run("sh", "-c", "kill -STOP $(ls | sed -n 's/begun-//p'); exit 3", fault=UNKILLABLE)
+    assert child.wait(60) == 0
+    os.kill(lab.task, signal.SIGKILL)  # it has the client's streams
+    out, error = ended(child)
+    assert (out, error.count("\n")) == (["3"], 1)
+    assert "cannot be ended; start the agent again" in error
+
+
+def test_a_program_runs_once_where_ended_children_are_not_kept(lab: Lab) -> None:
+    ignored = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    child = lab.run("sh", "-c", "echo ran; exit 3", fault=ignored)
+    assert ended(child) == (["ran", "250"], "")
+    assert json.loads((lab.folder / "codes").read_text()) == [3, 0, []]
+
+
+def test_a_signal_that_comes_as_the_program_ends_is_harmless(lab: Lab) -> None:
+    """Injected: a child that is gone when the signal is passed on to it."""
+    gone = "from bootseer.imageprefetch.run import command\ncommand.os.kill = lambda *_: os_kill()"
+    raising = f"def os_kill(): raise ProcessLookupError\n{gone}"
+    child = lab.run("sh", "-c", "kill -TERM $PPID; sleep 0.3; exit 3", fault=raising)
+    assert ended(child) == (["250"], "")
+    assert json.loads((lab.folder / "codes").read_text()) == [3, 0, [signal.SIGTERM]]
+
+
+def test_an_agent_that_was_lost_is_asked_for_nothing_more(lab: Lab) -> None:
+    again = "client.ask(['test', 'die'], runtime=runtime)\nassert not client.is_available(runtime)"
+    assert ended(lab.ask("decline", fault=again)) == (["None"], "")
+    assert ended(lab.ask("leave", "0")) == (["130"], "")
+
+
+def test_an_agent_that_is_left_behind_serves_its_own_control_groups(tmp_path: Path) -> None:
+    """What serves a container must not end with another one's unit or job."""
+    places = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
+    base = next(place for place in places if (place / "cgroup.procs").exists())
+    group = base / f"bootseer-test-{os.getpid()}"
+    group.mkdir()
+    lab = Lab(tmp_path, "60")
+    try:
+        until((lab.runtime / "images/agent.sock").exists, "the agent")
+        assert ended(lab.ask("leave", "0")) == (["130"], "")
+        move = f"open('{group}/cgroup.procs', 'w').write('0')"
+        assert ended(lab.ask("leave", "0", fault=move)) == (["None"], "")
+    finally:
+        lab.agent.terminate()
+        lab.agent.wait()
+        group.rmdir()
 
 
 def test_a_task_that_has_done_nothing_is_left_to_the_client(lab: Lab) -> None:

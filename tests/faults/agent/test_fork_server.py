@@ -25,9 +25,12 @@ from tests.support.waiting import until
 TASKS = TaskTable(
     {
         f"test {name}": f"tests.support.programs.agent_tasks:{name}"
-        for name in ("describe", "wait", "die", "fail", "leave", "decline", "have_run")
+        for name in (
+            *("describe", "wait", "die", "fail", "leave"),
+            *("decline", "have_run", "have_run_before"),
+        )
     },
-    with_programs=["test have_run"],
+    with_programs=["test have_run", "test have_run_before"],
 )
 
 
@@ -278,7 +281,7 @@ AGENT = """
 import sys
 from tests.faults.agent.test_fork_server import TASKS
 from bootseer.agent import server
-server.serve(sys.argv[1], TASKS)
+server.serve(sys.argv[1], TASKS, idle_exit_s=float(sys.argv[2]) if sys.argv[2:] else 0.0)
 """
 ASK = """
 import sys

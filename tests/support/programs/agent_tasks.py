@@ -50,6 +50,13 @@ def decline(_: list[str]) -> int:
     return DECLINED
 
 
+def have_run_before(_: list[str], programs: ClientPrograms) -> int:
+    """Die after a program that is not yet what the client is for."""
+    programs.run_before(["true"])
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def have_run(words: list[str], programs: ClientPrograms) -> int:
     """Have the client run two programs; files of ours in a folder tell how it went."""
     folder = Path(words[2])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,8 +62,12 @@ def prepared(lab: ContainerLab) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
 
 def tasks(agent: subprocess.Popen[bytes]) -> list[int]:
     """The agent's processes that carry out requests."""
-    named = ((child, Path(f"/proc/{child}/comm")) for child in children_of(agent.pid))
-    return [child for child, comm in named if comm.read_text() != "bootseer-sweep\n"]
+    found = []
+    for child in children_of(agent.pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{child}/comm").read_text() != "bootseer-sweep\n":
+                found.append(child)
+    return found
 
 
 def test_podman_is_the_commands_child_and_all_else_the_agents(lab: ContainerLab) -> None:
@@ -139,6 +143,22 @@ agent.command(["--runtime", sys.argv[2]])
 """
 
 
+HOLD_AFTER_INSTALL = """
+import os, sys, time
+from pathlib import Path
+from bootseer.cli import agent
+from bootseer.entrypoint.container.deps_layer import DepsLayer
+install, folder = DepsLayer._install, Path(sys.argv[1])
+def hold(layer):
+    install(layer)
+    (folder / "installed").touch()
+    while not (folder / "goes-on").exists():
+        time.sleep(0.01)
+DepsLayer._install = hold
+agent.command(["--runtime", sys.argv[2]])
+"""
+
+
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_start_goes_on_by_itself_when_its_task_is_lost(
     lab: ContainerLab, strike: signal.Signals
@@ -189,7 +209,7 @@ def test_an_interrupted_command_has_its_start_taken_back(lab: ContainerLab) -> N
             running.terminate()
 
 
-def test_a_command_that_the_agent_does_not_parse_runs_by_itself(lab: ContainerLab) -> None:
+def test_a_command_that_the_agent_does_not_parse_starts_all_the_same(lab: ContainerLab) -> None:
     with prepared(lab) as (ref, _):
         words = lab.words(ref, "sh", "-c", SHOW)
         words[words.index("run") + 1 : words.index("run") + 1] = ["--deadline", "60"]
@@ -197,12 +217,68 @@ def test_a_command_that_the_agent_does_not_parse_runs_by_itself(lab: ContainerLa
         assert (done.returncode, done.stdout) == (0, SHOWN), done.stderr
 
 
-def test_a_stopped_agent_is_done_without(lab: ContainerLab) -> None:
-    with prepared(lab) as (ref, running):
-        running.send_signal(signal.SIGSTOP)
-        began_s = time.monotonic()
+def test_an_agent_that_does_not_answer_is_asked_once(lab: ContainerLab) -> None:
+    """A fake: a socket like that of an agent which was stopped."""
+    with prepared(lab) as (ref, _):
+        pass
+    path = lab.runtime / "images/agent.sock"
+    until(lambda: not path.exists(), "the agent's end")
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(path))
+        stopped.listen(16)
         assert lab.run(ref, "sh", "-c", SHOW)[0] == SHOWN
-        assert time.monotonic() - began_s < 30.0
+        stopped.setblocking(False)
+        stopped.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            stopped.accept()
+    path.unlink()
+
+
+def test_the_jobs_own_options_are_not_ours(lab: ContainerLab) -> None:
+    with prepared(lab) as (ref, running):
+        job = ("sh", "-c", WAIT, "sh", "--runtime", "/elsewhere")
+        with subprocess.Popen(
+            lab.words(ref, *job), env=lab.environment, stdout=subprocess.PIPE, text=True
+        ) as command:
+            try:
+                assert command.stdout is not None
+                assert command.stdout.readline() == "ready\n"
+                assert len(tasks(running)) == 1
+            finally:
+                (lab.log / "go").touch()
+        assert command.returncode == 0
+
+
+def test_a_start_whose_task_is_lost_after_the_install_runs_its_job(lab: ContainerLab) -> None:
+    """Injected: a task that waits when the install has run, so that it can be struck there."""
+    ref = lab.publish()
+    lab.configure(deps(lab))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_AFTER_INSTALL, str(lab.folder), str(lab.runtime)],
+        env=lab.environment,
+    ) as running:
+        try:
+            until((lab.runtime / "images/agent.sock").exists, "the agent")
+            with subprocess.Popen(
+                lab.words(ref, "cat", "/opt/new"),
+                env=lab.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as command:
+                until((lab.folder / "installed").exists, "the install's end")
+                assert times(lab) == 1
+                (task,) = tasks(running)
+                os.kill(task, signal.SIGKILL)
+                out, error = command.communicate(timeout=90)
+            assert (command.returncode, out) == (0, "new\n"), error
+            assert f"bootseer: {LOST_TEXT}\n" in error
+            assert times(lab) == 2
+        finally:
+            (lab.folder / "goes-on").touch()
+            running.terminate()
+    lab.await_layers(ref)
+    until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
 
 
 def test_warming_leaves_an_agent_behind_where_that_is_asked_for(lab: ContainerLab) -> None:
@@ -237,10 +313,13 @@ def open_noted(self, *about, **more):
     note("server")
     opening(self, *about, **more)
 read_tree.StripedTree.__init__ = open_noted
-def run(words, on_signal):
-    note("task")
-    return run_foreground(words, on_signal)
-sys.exit(direct.run_without_click(sys.argv[2:], in_agent=True, run_program=run))
+class Programs:
+    run_before = staticmethod(run_foreground)
+    @staticmethod
+    def run(words, on_signal):
+        note("task")
+        return run_foreground(words, on_signal)
+sys.exit(direct.run_without_click(sys.argv[2:], in_agent=True, programs=Programs))
 """
 
 
