@@ -90,6 +90,8 @@ class StartLab:
         self.www = scratch / "www"
         self.modules = scratch / "modules"
         self.shown = scratch / "job"
+        self.short = Path(f"/tmp/sl-{os.getpid()}")
+        """A folder for what takes no long path: podman's own, and sockets."""
         self.sizes = Sizes(0, 0, 0)
         self.ref = ""
 
@@ -124,8 +126,7 @@ class StartLab:
         self.web = self._stack.enter_context(
             Web(self.scratch / "nginx", self.www, where, host.prefix)
         )
-        # Short, for podman.
-        folder = Path(f"/tmp/sl-{os.getpid()}")
+        folder = self.short
         self._stack.callback(remove, folder)
         trusted = [self.registry.host]
         podman = self._stack.enter_context(Podman(folder / "p", trusted=trusted))

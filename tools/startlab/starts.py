@@ -22,6 +22,7 @@ from bootseer.agent import sweeper
 from bootseer.agent.client import socket_path
 from bootseer.agent.drain import CREDENTIALS
 from bootseer.system.processes import children_of
+from bootseer.system.readiness import readable
 from tools.machine import remove
 from tools.podman import Podman, mounts_below
 from tools.startlab import host_memory
@@ -139,7 +140,7 @@ class Starts:
         self._lab, self._same_memory, self._keeps_agent = lab, same_memory, keeps_agent
         self._arguments = tuple(job_arguments)
         self._number = 0
-        self.node = lab.scratch / "node"
+        self.node, self._runtime = lab.scratch / "node", lab.short / "r"
 
     def __enter__(self) -> Self:
         return self
@@ -274,15 +275,16 @@ class Starts:
         """A node that has nothing of the job, and none of our processes."""
         self.end_agent()
         self.end_servers()
-        remove(self.node)
-        self.node.mkdir()
+        for folder in (self.node, self._runtime):
+            remove(folder)
+            folder.mkdir()
 
     @property
     def _agent(self) -> int:
         """The process of the node's agent; 0 for none."""
         with socket.socket(socket.AF_UNIX) as link:
             try:
-                link.connect(socket_path(str(self.node / "run")))
+                link.connect(socket_path(str(self._runtime)))
             except OSError:
                 return 0
             given = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -300,22 +302,31 @@ class Starts:
         """End the agent that a start has left on the node."""
         agent = self._agent
         if agent:
-            os.kill(agent, signal.SIGTERM)
+            process = os.pidfd_open(agent)
+            try:
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+                if not readable(process, timeout_s=AGENT_LIMIT_S):
+                    raise RuntimeError("the agent does not end")
+            finally:
+                os.close(process)
 
     def end_servers(self) -> None:
         """Wait until what the last start left running on the node has ended, but for an agent."""
         until = time.monotonic() + LIMIT_S
         while self._is_serving() and time.monotonic() < until:
             time.sleep(0.02)
-        for path in mounts_below(self.node):
+        for path in self._mounts():
             subprocess.run(["umount", "-l", path], check=False)
 
     def _is_serving(self) -> bool:
-        running = set(_processes_of(self.node))
+        running = {pid for place in (self.node, self._runtime) for pid in _processes_of(place)}
         agent = self._agent if running else 0
         if agent in running:
             running -= {agent, *filter(_is_sweeper, children_of(agent))}
-        return bool(running or mounts_below(self.node))
+        return bool(running or self._mounts())
+
+    def _mounts(self) -> list[str]:
+        return mounts_below(self.node) + mounts_below(self._runtime)
 
     @property
     def _checkpoint(self) -> str:
@@ -330,7 +341,7 @@ class Starts:
 
     def _command(self, without: Part | None = None) -> list[str]:
         """Our command, up to podman's options."""
-        places = ["--cache", str(self.node / "cache"), "--runtime", str(self.node / "run")]
+        places = ["--cache", str(self.node / "cache"), "--runtime", str(self._runtime)]
         words = ["run", "--config", str(self.settings(without)), "--workload", WORKLOAD]
         words += ["--plain-http", *(["--no-hot"] if without == "hot set" else [])]
         program = str(Path(sys.executable).with_name("bootseer"))
@@ -397,7 +408,7 @@ class Starts:
         """Have all of the job on the node, as after the time that a job runs."""
         self.end_servers()
         settings = self.settings()
-        places = ["--cache", str(self.node / "cache"), "--runtime", str(self.node / "run")]
+        places = ["--cache", str(self.node / "cache"), "--runtime", str(self._runtime)]
         words = ["--config", str(settings), "--workload", WORKLOAD, "--plain-http", *places]
         ours = [sys.executable, "-m", "bootseer", "warm", "--image", self._lab.ref]
         call(
@@ -548,9 +559,9 @@ def _is_sweeper(process: int) -> bool:
     return False
 
 
-def _processes_of(node: Path) -> Iterator[int]:
-    """The processes that have a place in a node's folder in their command line."""
-    inside = f"{node}/".encode()
+def _processes_of(folder: Path) -> Iterator[int]:
+    """The processes that have a place in a folder in their command line."""
+    inside = os.fsencode(folder)
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if inside in (process / "cmdline").read_bytes():
