@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.agent import client
 from bootseer.agent.client import LOST
 from tests.faults.agent.test_fork_server import AGENT, process
 from tests.support.waiting import until
@@ -56,6 +57,17 @@ class Lab:
         """A client that runs this program for a task, after some code of a fault."""
         return self.ask("have_run", str(self.folder), *program, fault=fault)
 
+    def await_program(self, child: subprocess.Popen[str]) -> None:
+        """Wait until the client's program runs, and the client passes signals on to it."""
+        until((self.folder / "running").exists, "the program")
+        status = Path(f"/proc/{child.pid}/status")
+
+        def heeds() -> bool:
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            return bool(int(lines["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+
+        until(heeds, "the client heeds signals")
+
     @property
     def task(self) -> int:
         return process(self.folder, "begun")
@@ -86,7 +98,7 @@ def test_a_program_runs_in_the_client_as_the_task_says(lab: Lab) -> None:
 
 def test_the_task_hears_of_signals_that_are_passed_on(lab: Lab) -> None:
     child = lab.run("sh", "-c", WAITING)
-    until((lab.folder / "running").exists, "the program")
+    lab.await_program(child)
     child.send_signal(signal.SIGTERM)
     assert ended(child) == (["told", "250"], "")
     assert json.loads((lab.folder / "codes").read_text()) == [7, 0, [signal.SIGTERM]]
@@ -100,7 +112,7 @@ def test_a_program_may_run_longer_than_a_task_may_be_silent(lab: Lab) -> None:
 
 def test_signals_to_a_task_that_waits_for_its_program_change_nothing(lab: Lab) -> None:
     child = lab.run("sh", "-c", WAITING)
-    until((lab.folder / "running").exists, "the program")
+    lab.await_program(child)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(lab.task, number)
     child.send_signal(signal.SIGTERM)
@@ -110,7 +122,7 @@ def test_signals_to_a_task_that_waits_for_its_program_change_nothing(lab: Lab) -
 
 def test_a_program_goes_on_whose_task_was_killed(lab: Lab) -> None:
     child = lab.run("sh", "-c", WAITING)
-    until((lab.folder / "running").exists, "the program")
+    lab.await_program(child)
     os.kill(lab.task, signal.SIGKILL)
     until(lambda: not Path(f"/proc/{lab.task}").exists(), "the task's end")
     assert child.poll() is None
@@ -120,7 +132,7 @@ def test_a_program_goes_on_whose_task_was_killed(lab: Lab) -> None:
 
 def test_a_killed_clients_task_undoes_nothing(lab: Lab) -> None:
     child = lab.run("sh", "-c", f"echo $$ > program; {WAITING}")
-    until((lab.folder / "running").exists, "the program")
+    lab.await_program(child)
     child.kill()
     until(lambda: not Path(f"/proc/{lab.task}").exists(), "the task's end")
     program = int((lab.folder / "program").read_text())
@@ -132,7 +144,7 @@ def test_a_killed_clients_task_undoes_nothing(lab: Lab) -> None:
 
 def test_a_killed_agents_task_goes_on(lab: Lab) -> None:
     child = lab.run("sh", "-c", WAITING)
-    until((lab.folder / "running").exists, "the program")
+    lab.await_program(child)
     lab.agent.kill()
     lab.agent.wait()
     child.send_signal(signal.SIGTERM)
@@ -171,7 +183,10 @@ def test_a_signal_that_comes_as_the_program_ends_is_harmless(lab: Lab) -> None:
     """Injected: a child that is gone when the signal is passed on to it."""
     gone = "from bootseer.imageprefetch.run import command\ncommand.os.kill = lambda *_: os_kill()"
     raising = f"def os_kill(): raise ProcessLookupError\n{gone}"
-    child = lab.run("sh", "-c", "kill -TERM $PPID; sleep 0.3; exit 3", fault=raising)
+    waiting = "touch running; while ! test -e go; do sleep 0.02; done; "
+    child = lab.run("sh", "-c", f"{waiting}kill -TERM $PPID; sleep 0.3; exit 3", fault=raising)
+    lab.await_program(child)
+    (lab.folder / "go").touch()
     assert ended(child) == (["250"], "")
     assert json.loads((lab.folder / "codes").read_text()) == [3, 0, [signal.SIGTERM]]
 
@@ -198,6 +213,40 @@ def test_an_agent_that_is_left_behind_serves_its_own_control_groups(tmp_path: Pa
         lab.agent.terminate()
         lab.agent.wait()
         group.rmdir()
+
+
+IMPOSTOR = """
+import os, socket, sys
+os.setuid(65534)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+link = listener.accept()[0]
+try:
+    link.sendall(bytes([253]))
+    received = link.recv(1 << 16)
+except OSError:
+    received = b""
+print(len(received), flush=True)
+"""
+
+
+def test_nothing_is_sent_to_another_users_process_behind_a_socket_of_ours(tmp_path: Path) -> None:
+    """A fake agent, of another user, whose socket's path was made to look like root's."""
+    path = tmp_path / "images/agent.sock"
+    path.parent.mkdir()
+    for folder in (tmp_path, path.parent):
+        folder.chmod(0o777)
+    tmp_path.parent.chmod(0o755)
+    words = [sys.executable, "-c", IMPOSTOR, "agent.sock"]
+    with subprocess.Popen(words, cwd=path.parent, stdout=subprocess.PIPE, text=True) as impostor:
+        assert impostor.stdout is not None
+        assert impostor.stdout.readline() == "ready\n"
+        os.chown(path, 0, 0)
+        assert client.is_available(str(tmp_path))
+        assert client.ask(["test", "leave", "0"], runtime=str(tmp_path)) is None
+        assert impostor.stdout.readline() == "0\n"
 
 
 def test_a_task_that_has_done_nothing_is_left_to_the_client(lab: Lab) -> None:

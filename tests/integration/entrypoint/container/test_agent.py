@@ -39,12 +39,18 @@ BOOTSEER = [sys.executable, "-m", "bootseer"]
 
 
 @contextlib.contextmanager
-def agent(lab: ContainerLab) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([*BOOTSEER, "agent"], env=lab.environment) as running:
+def agent(lab: ContainerLab, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The node's agent, as it is, or with a fault that `code` injects."""
+    words = [*BOOTSEER, "agent"]
+    if code:
+        words = [sys.executable, "-c", code, str(lab.folder), str(lab.runtime)]
+    with subprocess.Popen(words, env=lab.environment) as running:
         try:
             until((lab.runtime / "images/agent.sock").exists, "the agent")
             yield running
         finally:
+            if code:
+                (lab.folder / "goes-on").touch()
             running.send_signal(signal.SIGCONT)
             running.terminate()
 
@@ -166,47 +172,37 @@ def test_a_start_goes_on_by_itself_when_its_task_is_lost(
     """Injected: a task that waits when it has mounted, so that it can be struck there."""
     with prepared(lab) as (ref, _):
         pass
-    words = [sys.executable, "-c", HOLD, str(lab.folder), str(lab.runtime)]
-    with subprocess.Popen(words, env=lab.environment) as running:
-        try:
-            until((lab.runtime / "images/agent.sock").exists, "the agent")
-            with subprocess.Popen(
-                lab.words(ref, "sh", "-c", SHOW),
-                env=lab.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as command:
-                until((lab.folder / "mounted").exists, "the mount")
-                assert any("tree" in line for line in lab.left())
-                (task,) = tasks(running)
-                os.kill(task, strike)
-                out, error = command.communicate(timeout=90)
-            assert (command.returncode, out) == (0, SHOWN), error
-            assert "bootseer: mounted" in error.partition(f"bootseer: {LOST_TEXT}\n")[2], error
-            until(lambda: not Path(f"/proc/{task}").exists(), "the task's end")
-        finally:
-            (lab.folder / "goes-on").touch()
-            running.terminate()
+    with (
+        agent(lab, HOLD) as running,
+        subprocess.Popen(
+            lab.words(ref, "sh", "-c", SHOW),
+            env=lab.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as command,
+    ):
+        until((lab.folder / "mounted").exists, "the mount")
+        assert any("tree" in line for line in lab.left())
+        (task,) = tasks(running)
+        os.kill(task, strike)
+        out, error = command.communicate(timeout=90)
+        assert (command.returncode, out) == (0, SHOWN), error
+        assert "bootseer: mounted" in error.partition(f"bootseer: {LOST_TEXT}\n")[2], error
+        until(lambda: not Path(f"/proc/{task}").exists(), "the task's end")
     until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
 
 
 def test_an_interrupted_command_has_its_start_taken_back(lab: ContainerLab) -> None:
     with prepared(lab) as (ref, _):
         pass
-    words = [sys.executable, "-c", HOLD, str(lab.folder), str(lab.runtime)]
-    with subprocess.Popen(words, env=lab.environment) as running:
-        try:
-            until((lab.runtime / "images/agent.sock").exists, "the agent")
-            command = subprocess.Popen(lab.words(ref, "true"), env=lab.environment)
-            until((lab.folder / "mounted").exists, "the mount")
-            command.terminate()
-            assert command.wait(60) == 128 + signal.SIGTERM
-            until(lambda: not tasks(running), "the task's end")
-            assert lab.left() == []
-        finally:
-            (lab.folder / "goes-on").touch()
-            running.terminate()
+    with agent(lab, HOLD) as running:
+        command = subprocess.Popen(lab.words(ref, "true"), env=lab.environment)
+        until((lab.folder / "mounted").exists, "the mount")
+        command.terminate()
+        assert command.wait(60) == 128 + signal.SIGTERM
+        until(lambda: not tasks(running), "the task's end")
+        assert lab.left() == []
 
 
 def test_a_command_that_the_agent_does_not_parse_starts_all_the_same(lab: ContainerLab) -> None:
@@ -253,30 +249,24 @@ def test_a_start_whose_task_is_lost_after_the_install_runs_its_job(lab: Containe
     """Injected: a task that waits when the install has run, so that it can be struck there."""
     ref = lab.publish()
     lab.configure(deps(lab))
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD_AFTER_INSTALL, str(lab.folder), str(lab.runtime)],
-        env=lab.environment,
-    ) as running:
-        try:
-            until((lab.runtime / "images/agent.sock").exists, "the agent")
-            with subprocess.Popen(
-                lab.words(ref, "cat", "/opt/new"),
-                env=lab.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as command:
-                until((lab.folder / "installed").exists, "the install's end")
-                assert times(lab) == 1
-                (task,) = tasks(running)
-                os.kill(task, signal.SIGKILL)
-                out, error = command.communicate(timeout=90)
-            assert (command.returncode, out) == (0, "new\n"), error
-            assert f"bootseer: {LOST_TEXT}\n" in error
-            assert times(lab) == 2
-        finally:
-            (lab.folder / "goes-on").touch()
-            running.terminate()
+    with (
+        agent(lab, HOLD_AFTER_INSTALL) as running,
+        subprocess.Popen(
+            lab.words(ref, "cat", "/opt/new"),
+            env=lab.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as command,
+    ):
+        until((lab.folder / "installed").exists, "the install's end")
+        assert times(lab) == 1
+        (task,) = tasks(running)
+        os.kill(task, signal.SIGKILL)
+        out, error = command.communicate(timeout=90)
+        assert (command.returncode, out) == (0, "new\n"), error
+        assert f"bootseer: {LOST_TEXT}\n" in error
+        assert times(lab) == 2
     lab.await_layers(ref)
     until(lambda: lab.run(ref, "echo", "sweep") and not lab.left(), "all is swept")
 
