@@ -203,6 +203,8 @@ class CachedObject(Closing):
         try:
             if present_index.read_entry(self._present_fd, index) != ABSENT:
                 return False
+            if present_index.is_frozen(self._present_fd):  # since it was opened
+                return False
         except OSError as error:  # the medium was removed: reported as a failed write is
             self._room.handle_write_fault(error)
             return False

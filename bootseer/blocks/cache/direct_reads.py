@@ -142,6 +142,10 @@ class DirectReads:
         except OSError:  # a failing disk: the store has the bytes
             return None
 
+    def is_of(self, data_fd: int) -> bool:
+        """Whether an open file is the one that this reads. Raises OSError."""
+        return os.path.sameopenfile(self._data_fd, data_fd)
+
 
 def _close(data_fd: int, present_fd: int) -> None:
     os.close(data_fd)

@@ -97,7 +97,10 @@ def is_frozen(fd: int) -> bool:
 
 
 def freeze(fd: int) -> None:
-    """Mark the object as frozen; only the caller may have it open. Raises OSError."""
+    """Mark the object as frozen. Raises OSError.
+
+    Either only the caller has it open, or all its blocks are there.
+    """
     if os.pwrite(fd, FROZEN, 0) != len(FROZEN):
         raise OSError(errno.ENOSPC, "short write")
 

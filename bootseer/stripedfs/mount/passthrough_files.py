@@ -1,8 +1,9 @@
 """Files that the node cache holds whole, read by the kernel itself (FUSE passthrough).
 
-Such a read verifies nothing, so only sealed objects are handed to the kernel: see
-`blocks.cache.sealed_objects`. A file that a mount has read whole is sealed once no file is open
-through the mount, at the lowest priority and with pauses, for the next opening.
+Such a read verifies nothing, so only sealed objects are handed to the kernel, and those of which
+this process has just verified all blocks: see `blocks.cache.sealed_objects`. A file that a mount
+has read whole is sealed once no file is open through the mount, at the lowest priority and with
+pauses, for the next opening.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bootseer.blocks.cache.sealed_objects import Sealed
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.fuse.operations import Handle
+from bootseer.stripedfs.mount.open_files import ONE_READ_BYTES
 from bootseer.stripedfs.read.sources import FileSource
 
 QUIET_S = 2.0
@@ -42,32 +44,44 @@ class Passing:
         self._directory, self._fetcher = directory, fetcher
         self._busy, self._say = busy, say
         self._lock = threading.Lock()
-        self._open: dict[Handle, Sealed] = {}
+        self._open: dict[Handle, tuple[Sealed, FileSource]] = {}
         self._waiting: dict[str, FileSource] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
     def open_sealed(self, source: FileSource) -> Sealed | None:
-        """Open a file's sealed object, pinned; None where the mount must serve the file itself."""
+        """Open a file's sealed object, pinned; None where the mount must serve the file itself.
+
+        What this process reads and stores of the file from now on counts as verified.
+        """
         if not source.has_raw_digests:
             return None
         identity = identity_of(source)
-        return None if identity is None else sealed_objects.open_sealed(self._directory, identity)
+        if identity is None:
+            return None
+        sealed = sealed_objects.open_sealed(self._directory, identity)
+        if sealed is not None or source.size_bytes <= ONE_READ_BYTES:
+            return sealed
+        verified = self._fetcher.direct_reads(source)
+        if verified is None:
+            return None
+        return sealed_objects.open_verified(self._directory, identity, verified)
 
-    def keep(self, handle: Handle, sealed: Sealed) -> None:
-        """Keep an object pinned until `drop`."""
+    def keep(self, handle: Handle, sealed: Sealed, source: FileSource) -> None:
+        """Keep a file's object pinned until `drop`."""
         with self._lock:
-            self._open[handle] = sealed
+            self._open[handle] = sealed, source
 
-    def drop(self, handle: Handle) -> None:
-        """Unpin the object of a handle that the kernel closed."""
+    def drop(self, handle: Handle) -> FileSource | None:
+        """Unpin the object of a handle that the kernel closed; returns the file, if it had one."""
         with self._lock:
-            sealed = self._open.pop(handle, None)
+            sealed, source = self._open.pop(handle, (None, None))
         if sealed is not None:
             sealed.close()
+        return source
 
-    def note_served(self, source: FileSource) -> None:
-        """Seal a file that the mount has served, later, if the cache holds it whole."""
+    def note_closed(self, source: FileSource) -> None:
+        """Seal a file that was read, later, if the cache holds it whole."""
         if not source.has_raw_digests:
             return
         with self._lock:
@@ -83,7 +97,7 @@ class Passing:
         self._closing.set()
         with self._lock:
             objects, self._open = list(self._open.values()), {}
-        for sealed in objects:
+        for sealed, _ in objects:
             sealed.close()
 
     def _run(self) -> None:

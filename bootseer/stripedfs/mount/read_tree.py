@@ -255,7 +255,7 @@ class StripedTree(Operations):
         if passing is None or sealed is None:
             return None
         handle = self.files.number(source)
-        passing.keep(handle, sealed)
+        passing.keep(handle, sealed, source)
         direct = source.size_bytes >= self._direct_bytes
         return Opened(handle, direct, keep_cache=False, backing_fd=sealed.descriptor)
 
@@ -266,9 +266,9 @@ class StripedTree(Operations):
     def release(self, inode: Inode, handle: Handle) -> None:
         source = self.files.drop(handle)
         if self._passing is not None:
-            self._passing.drop(handle)
+            source = self._passing.drop(handle) or source
             if source is not None:
-                self._passing.note_served(source)
+                self._passing.note_closed(source)
 
     def source(self, node: Node) -> FileSource:
         """Open a file. May wait for the store. FileSystemError(ESTALE): it was replaced.

@@ -130,6 +130,35 @@ def test_the_kernel_reads_a_whole_file_by_itself(root: Path, tmp_path: Path) -> 
         assert mount.said == ""
 
 
+def is_whole(tmp_path: Path) -> bool:
+    """Whether the cache has all blocks of its one object."""
+    for path in objects(tmp_path, "present"):
+        with path.open("rb") as file:
+            identity = present_index.read_identity(file.fileno())
+            return identity is not None and present_index.is_whole(file.fileno(), identity)
+    return False
+
+
+def test_the_kernel_reads_what_has_just_been_fetched_ahead(root: Path, tmp_path: Path) -> None:
+    wanted, settings = content(SIZE), {"cache": str(tmp_path / "cache"), "prefetch": "ckpt"}
+    with served(root, tmp_path / "mnt", **settings) as mount:
+        until(lambda: is_whole(tmp_path))
+        assert frozen(tmp_path) == []
+        path = mount.directory / "ckpt"
+        with path.open("rb", buffering=0) as file:
+            assert len(frozen(tmp_path)) == 1
+            with stopped(mount):
+                assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == wanted
+            first = mount.workers()[0]
+            os.kill(first, signal.SIGKILL)
+            until(lambda: mount.workers() and mount.workers()[0] != first)
+            assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == wanted
+            assert objects(tmp_path, "sealed") == []
+        assert in_time(path.read_bytes) == wanted  # by a worker that has verified nothing yet
+        until(lambda: len(objects(tmp_path, "sealed")) == 1)
+        assert mount.said.count("another one takes over") == 1
+
+
 def test_open_files_outlive_a_server_that_is_killed(root: Path, tmp_path: Path) -> None:
     fill_and_freeze(root, tmp_path)
     wanted = content(SIZE)

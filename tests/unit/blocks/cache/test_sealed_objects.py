@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache import present_index, sealed_objects, uncached_read
+from bootseer.blocks.cache import eviction, present_index, sealed_objects, uncached_read
 from bootseer.blocks.cache.node_cache import NodeCache
+from bootseer.blocks.cache.present_index import Identity
 from bootseer.blocks.cache.uncached_read import Medium, direct_alignments
 from tests.support.commands.filemode import evict, resident
 from tests.support.samples.block_sources import FileSource, block_of, make_source, some_bytes
@@ -32,11 +33,15 @@ def kept_whole(cache: NodeCache, folder: Path) -> tuple[Verifiable, Path]:
     with cache.open(source) as kept:
         for index in range(41):
             assert kept.store(index, memoryview(block_of(source, index)))
-    identity = present_index.identity_of(source)
-    assert identity is not None
-    path = Path(cache.directory, identity.folder, "data")
+    path = Path(cache.directory, identity_of(source).folder, "data")
     evict(path)
     return source, path
+
+
+def identity_of(source: Verifiable) -> Identity:
+    identity = present_index.identity_of(source)
+    assert identity is not None
+    return identity
 
 
 def seal(cache: NodeCache, source: Verifiable) -> bool:
@@ -115,3 +120,74 @@ def test_what_is_wrong_on_the_medium_is_dropped(
             assert kept.missing(0, 41) == [40]
             assert kept.store(40, memoryview(block_of(source, 40)))
         assert seal(cache, source)
+
+
+def test_what_this_process_has_verified_needs_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
+        source, path = kept_whole(cache, tmp_path)
+        identity, room = identity_of(source), memoryview(bytearray(BLOCK))
+        present = path.with_name("present")
+        with cache.open(source) as kept, cache.open(source) as opened_before:
+            verified = kept.direct_reads()
+            assert verified is not None
+            for index in range(41):  # the last is short
+                assert sealed_objects.open_verified(cache.directory, identity, verified) is None
+                assert present.read_bytes()[:8] == present_index.MAGIC
+                assert kept.read(index, room[: SIZE - index * BLOCK])
+            sealed = sealed_objects.open_verified(cache.directory, identity, verified)
+            assert sealed is not None
+            with sealed:
+                assert os.pread(sealed.descriptor, SIZE, 0) == some_bytes(SIZE)
+                assert present.read_bytes()[:8] == present_index.FROZEN
+                assert eviction.evict_share(cache.directory, 1.0) == 0  # it is pinned
+                # Nothing is written any more, not by those either who have it open for writing.
+                with present.open("r+b") as file:
+                    present_index.write_entry(file.fileno(), 7, present_index.ABSENT)
+                    assert not opened_before.store(7, memoryview(block_of(source, 7)))
+                    check = present_index.check_of(7, block_of(source, 7))
+                    present_index.write_entry(file.fileno(), 7, check)
+        del verified  # its pin ends
+        assert sealed_objects.open_sealed(cache.directory, identity) is None
+        assert eviction.evict_share(cache.directory, 0.2) > SIZE // 2  # not its end alone
+        assert not path.exists()
+
+
+def test_a_file_of_another_object_is_not_taken_for_a_verified_one(tmp_path: Path) -> None:
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
+        source, path = kept_whole(cache, tmp_path)
+        identity = identity_of(source)
+        with cache.open(source) as kept:
+            verified = kept.direct_reads()
+            assert verified is not None
+            for index in range(41):
+                verified.marks.set(index)
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(data)
+            assert sealed_objects.open_verified(cache.directory, identity, verified) is None
+            assert path.with_name("present").read_bytes()[:8] == present_index.MAGIC
+
+
+def test_what_was_read_without_a_mark_is_sealed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_objects, "SETTLED_NS", 0)
+    with NodeCache.at(str(tmp_path / "cache"), 1 << 30) as cache:
+        source, _ = kept_whole(cache, tmp_path)
+        identity = identity_of(source)
+        with cache.open(source) as kept:
+            verified = kept.direct_reads()
+            assert verified is not None
+            for index in range(41):
+                verified.marks.set(index)
+            sealed = sealed_objects.open_verified(cache.directory, identity, verified)
+            assert sealed is not None
+            with sealed:
+                assert seal(cache, source)
+        sealed = sealed_objects.open_sealed(cache.directory, identity)
+        assert sealed is not None
+        with sealed:
+            assert os.pread(sealed.descriptor, SIZE, 0) == some_bytes(SIZE)
