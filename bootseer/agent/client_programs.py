@@ -39,28 +39,47 @@ class ClientPrograms:
         signal.signal(signal.SIGALRM, say)
         signal.setitimer(signal.ITIMER_REAL, ALIVE_S, ALIVE_S)
 
-    def run(self, words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None) -> int:
+    def run(
+        self,
+        words: Sequence[str],
+        on_signal: Callable[[int], None] = lambda _: None,
+        *,
+        on_begun: Callable[[], None] = lambda: None,
+    ) -> int:
         """Have the client run what it was asked for to its end, in this process's environment.
 
         Returns its exit code as a shell has it, which is the client's where this process is killed
         later. `on_signal` is called, any number of times, with a signal that the client has passed
-        on. Signals to this process change nothing.
+        on, `on_begun` once the client has been asked; neither may raise. Signals to this process
+        change nothing.
         """
-        return self._run(words, on_signal, is_last=True)
+        return self._run(words, on_signal, on_begun, is_last=True)
 
     def run_before(
-        self, words: Sequence[str], on_signal: Callable[[int], None] = lambda _: None
+        self,
+        words: Sequence[str],
+        on_signal: Callable[[int], None] = lambda _: None,
+        *,
+        on_begun: Callable[[], None] = lambda: None,
     ) -> int:
         """As `run`, for what comes before: where this process is killed later, all begins again."""
-        return self._run(words, on_signal, is_last=False)
+        return self._run(words, on_signal, on_begun, is_last=False)
 
-    def _run(self, words: Sequence[str], on_signal: Callable[[int], None], *, is_last: bool) -> int:
+    def _run(
+        self,
+        words: Sequence[str],
+        on_signal: Callable[[int], None],
+        on_begun: Callable[[], None],
+        *,
+        is_last: bool,
+    ) -> int:
         with self._waiting():
             try:
                 send_program(self._link, Program(list(words), dict(os.environ), is_last=is_last))
             except OSError as error:  # it has ended, and runs nothing
                 raise KeyboardInterrupt from error
             self.has_run = True
+            on_begun()
             try:
                 while True:
                     kind, value = receive_note(self._link)

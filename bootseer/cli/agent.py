@@ -61,7 +61,9 @@ MODULES = (
     "bootseer.stripedfs.mount.background_log",
     "bootseer.stripedfs.mount.mount",
     "bootseer.stripedfs.mount.prefetch",
+    "bootseer.stripedfs.mount.read_tree",
     "bootseer.stripedfs.read.open",
+    "bootseer.storage.http.store",
     "bootseer.storage.open",
     "bootseer.storage.webhdfs.store",
     # What these import on first use, which would take a tenth of a mount's time.

@@ -199,13 +199,23 @@ class Preparation:
             reason = plan.checkpoint.reason or "the container has no directory of its own"
             self._report("checkpoint", "checkpoint.load", reason)
         else:
-            while (decision := task.advance()) is None:
+            while (decision := task.advance()) is None and not task.has_brought:
                 _await(task)
-            task.close()
-            self._task = None
-            reason = decision.reason
+            if decision is not None:
+                task.close()
+                self._task = None
+            reason = decision.reason if decision is not None else ""
         self._without_checkpoint = reason
         return reason
+
+    def settle(self) -> None:
+        """Wait for the end of the part's process, which may take as long as the mount itself."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        while task.has_brought and task.advance() is None:
+            _await(task)
+        task.close()
 
     def _report(self, part: str, phase: str, reason: str) -> None:
         if (part, reason) in self._reported:  # the image was mounted, and then could not be used
@@ -216,9 +226,7 @@ class Preparation:
 
     def close(self) -> None:
         """End what is under way and unmount the checkpoint; twice is safe."""
-        if self._task is not None:
-            self._task.close()
-            self._task = None
+        self.settle()
         if self._directory and self._plan.checkpoint is not None:
             _unmount(self._directory)
 

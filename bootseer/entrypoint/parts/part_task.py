@@ -58,6 +58,11 @@ class Task:
         link = self.group.link
         return [fd for fd in (self.group.pidfd, link.fileno() if link else -1) if fd >= 0]
 
+    @property
+    def has_brought(self) -> bool:
+        """Whether the part has done its work, although its process may yet have to end."""
+        return self._stage == "part" and self._result == 0
+
     def advance(self) -> Decision | None:
         """Handle what has happened; return the last decision if this part is finished."""
         if self._spawn_error is None:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bootseer import light_dataclasses as dataclasses
 from bootseer.errors import from_os_error
@@ -21,8 +21,18 @@ EVENTS_INSIDE = "/.bootseer-events"
 GRACE_S = 10.0  # between SIGTERM and a kill
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
-RunProgram = Callable[[Sequence[str], Callable[[int], None]], int]
-"""What runs a program in the foreground: see `run_foreground`."""
+
+
+class RunProgram(Protocol):
+    """What runs a program in the foreground: see `run_foreground`."""
+
+    def __call__(
+        self,
+        words: Sequence[str],
+        on_signal: Callable[[int], None] = ...,
+        *,
+        on_begun: Callable[[], None] = ...,
+    ) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +64,13 @@ def run_foreground(
     words: Sequence[str],
     on_signal: Callable[[int], None] = lambda _: None,
     environ: Mapping[str, str] | None = None,
+    *,
+    on_begun: Callable[[], None] = lambda: None,
 ) -> int:
     """Run a program to its end, with our terminal and streams; returns a shell's exit code.
 
-    `on_signal` is called, any number of times, with a signal that is passed on to it. Without
-    `environ` it has this process's environment.
+    `on_signal` is called, any number of times, with a signal that is passed on to it, `on_begun`
+    once it has begun; neither may raise. Without `environ` it has this process's environment.
     """
     import subprocess  # takes milliseconds, for which no mount waits
 
@@ -68,7 +80,7 @@ def run_foreground(
         process = subprocess.Popen(list(words), env=environ)
     except OSError as error:
         raise from_os_error(error, f"run {words[0]}") from error
-    return await_end(process.pid, None, lambda: None, on_signal)
+    return await_end(process.pid, None, lambda: None, on_signal, on_begun)
 
 
 def await_end(
@@ -76,11 +88,12 @@ def await_end(
     until: Callable[[], bool] | None,
     kill: Callable[[], None],
     on_signal: Callable[[int], None] = lambda _: None,
+    on_waiting: Callable[[], None] = lambda: None,
 ) -> int:
     """Wait for a child and pass signals on to it; returns its exit code as a shell has it.
 
     Once `until` answers True, the child gets a SIGTERM, and `kill` is called when that does not
-    end it.
+    end it. `on_waiting` is called before the wait, once signals are passed on.
     """
     asked_s = 0.0
 
@@ -95,6 +108,7 @@ def await_end(
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is for the command too
     }
     try:
+        on_waiting()
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG if until is not None else 0)
             if ended:

@@ -86,6 +86,9 @@ class Beside(Protocol):
         start.
         """
 
+    def settle(self) -> None:
+        """End what the container did not have to wait for; called while podman makes it."""
+
     def mounts(self) -> Sequence[tuple[str, MountedImage]]:
         """Images that were mounted for the container besides its own, by their directories."""
 
@@ -103,8 +106,8 @@ class RunSettings:
     `options` are podman's. `words`, if there are any, replace the image's own command. The
     directory `mount.events_dir`, if one is named, is shown to the container for its events.
 
-    `beside` brings what else the container needs. `starting` is called right before the container
-    is started on its mounted image, while this process has one thread; it must not raise.
+    `beside` brings what else the container needs. `starting` is called once podman makes the
+    container on its mounted image, while this process has one thread; it must not raise.
     `run_program` runs the container's podman, `run_before` what has to be run before it.
     """
 
@@ -182,24 +185,41 @@ def _run(
             settings.beside.begin(place.folder)
         try:
             container = _on_mounted_image(settings, place, options, image_stack, report, mount)
-            if settings.starting is not None:
-                settings.starting()
-            if complain is not None:
-                from bootseer.imageprefetch.run.server_log import follow_faults
-
-                for _, mounted in container.mounts:
-                    faults = follow_faults(mounted.state, settings.mount.ref, complain)
-                    image_stack.enter_context(faults)
         except (UsageError, InputFailedError):
             raise
         except Exception as error:  # the border: whatever is wrong with us, podman can pull
             container = _leave_image(settings, options, image_stack, report, describe(error))
-        code = settings.run_program(container.words, _noting_end_requests(container))
+        code = settings.run_program(
+            container.words,
+            _noting_end_requests(container),
+            on_begun=lambda: _watch_mounts(settings, container, image_stack, complain),
+        )
         if _was_never_there(settings, container, code):
             container = _leave_image(settings, options, image_stack, report, _KILLED)
             code = settings.run_program(container.words, _noting_end_requests(container))
         _explain_end(settings, container, code, complain)
         return code
+
+
+def _watch_mounts(
+    settings: RunSettings,
+    container: _Container,
+    stack: contextlib.ExitStack,
+    complain: Callable[[str], None] | None,
+) -> None:
+    """Begin what stands beside a container on mounted images, which podman makes meanwhile."""
+    if settings.beside is not None:
+        settings.beside.settle()
+    if not container.mounts:
+        return
+    if settings.starting is not None:
+        settings.starting()
+    if complain is not None:
+        from bootseer.imageprefetch.run.server_log import follow_faults
+
+        for _, mounted in container.mounts:
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: nothing is told then
+                stack.enter_context(follow_faults(mounted.state, settings.mount.ref, complain))
 
 
 def _leave_image(

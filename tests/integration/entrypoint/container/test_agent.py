@@ -291,24 +291,25 @@ from bootseer.cli import agent
 from bootseer.cli.image import direct
 from bootseer.entrypoint import part_process
 from bootseer.imageprefetch.run.command import run_foreground
-from bootseer.stripedfs.mount import read_tree
 for name in agent.MODULES:
     __import__(name)
 before, told = set(sys.modules), sys.argv[1]
 def note(who):
     with open(f"{told}-{who}", "w") as file:
         file.write("\\n".join(set(sys.modules) - before))
-opening = read_tree.StripedTree.__init__
-def open_noted(self, *about, **more):
+from bootseer.stripedfs.mount import mount
+building = mount.build_tree
+def build_noted(*about, **more):
+    tree = building(*about, **more)
     note("server")
-    opening(self, *about, **more)
-read_tree.StripedTree.__init__ = open_noted
+    return tree
+mount.build_tree = build_noted
 class Programs:
     run_before = staticmethod(run_foreground)
     @staticmethod
-    def run(words, on_signal):
+    def run(words, on_signal, *, on_begun):
         note("task")
-        return run_foreground(words, on_signal)
+        return run_foreground(words, on_signal, on_begun=on_begun)
 sys.exit(direct.run_without_click(sys.argv[2:], in_agent=True, programs=Programs))
 """
 
