@@ -157,8 +157,10 @@ def _await_end(
                 code = run_program(answer, lambda number: send_note(link, SIGNALLED, number))
             finally:
                 send_note(link, ENDED, code)
+            # What comes before a container after one: the first never was.
+            lost = code if answer.is_last else LOST
             if answer.is_last:
-                lost, silent_s = code, _UMOUNT_SILENT_S
+                silent_s = _UMOUNT_SILENT_S
     except TimeoutError:
         _end_silent(process, before_kill, lost)
         return lost

@@ -79,6 +79,15 @@ def marks_of(data_fd: int, blocks: int) -> Marks:
         return marks
 
 
+def drop_mark(data_fd: int, index: int) -> None:
+    """A block of an open file is to be verified before it is used again. Raises OSError."""
+    status = os.fstat(data_fd)
+    with _lock:
+        marks = _known.get((status.st_dev, status.st_ino))
+    if marks is not None:
+        marks.drop(index)
+
+
 def _reset_after_fork() -> None:
     """Begin without marks in a child: another thread may have been setting one."""
     global _lock

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bootseer.blocks.cache import present_index
+from bootseer.blocks.cache import direct_reads, present_index
 from bootseer.blocks.cache.descriptors import check_spare
 from bootseer.blocks.cache.node_cache import check_private
 from bootseer.blocks.cache.present_index import Identity, identity_of
@@ -151,17 +151,22 @@ def open_verified(directory: str, identity: Identity, verified: DirectReads) -> 
                 return None
             if not files.frozen:  # its lock keeps it from being evicted, or cut
                 present_index.freeze(files.present_fd)
+            if not verified.marks.whole:  # a block was found wrong meanwhile
+                return None
             stack.pop_all()
-            return Sealed(files)
+            return Sealed(files, has_mark=False)
     except (OSError, BootseerError):
         return None
 
 
 class Sealed(Closing):
-    """A frozen object; pinned, so that it is not evicted, until closed. Twice is safe."""
+    """A frozen object; pinned, so that it is not evicted, until closed. Twice is safe.
 
-    def __init__(self, files: _Files) -> None:
-        self._files = files
+    One without a mark has been verified by this process alone.
+    """
+
+    def __init__(self, files: _Files, *, has_mark: bool = True) -> None:
+        self._files, self.has_mark = files, has_mark
 
     @property
     def path(self) -> str:
@@ -276,6 +281,7 @@ def _step(
             source.check_raw(index, room[at : at + block_length(source, index)])
         except CorruptDataError:
             present_index.write_entry(files.present_fd, index, present_index.ABSENT)
+            direct_reads.drop_mark(files.data_fd, index)
             right = False
     return right
 

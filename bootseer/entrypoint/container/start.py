@@ -226,9 +226,11 @@ class Preparation:
 
     def close(self) -> None:
         """End what is under way and unmount the checkpoint; twice is safe."""
-        self.settle()
-        if self._directory and self._plan.checkpoint is not None:
-            _unmount(self._directory)
+        try:
+            self.settle()
+        finally:
+            if self._directory and self._plan.checkpoint is not None:
+                _unmount(self._directory)
 
 
 def _await(task: Task) -> None:

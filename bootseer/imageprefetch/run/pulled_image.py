@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bootseer.errors import NotSupportedError, StoreUnavailableError, from_os_error
 from bootseer.imageprefetch.run import podman, podman_options
-from bootseer.imageprefetch.run.command import RunProgram, run_foreground
+from bootseer.imageprefetch.run.command import run_foreground
 
 _WITHOUT_OUTPUT = ("sh", "-c", 'exec "$@" >/dev/null', "sh")
 
@@ -18,12 +18,12 @@ def pull_program(
     insecure: Sequence[str],
     options: Sequence[str],
     words: Sequence[str],
-    run_program: RunProgram = run_foreground,
+    run_pull: Callable[[Sequence[str]], int] = run_foreground,
 ) -> list[str]:
     """Have podman pull an image that it has not, and return the program of its container.
 
     `insecure` are podman's options for a registry without TLS, `options` those of the container,
-    `words` replace the image's command. `run_program` runs the pull. Raises StoreUnavailableError
+    `words` replace the image's command. `run_pull` runs the pull. Raises StoreUnavailableError
     where podman cannot pull, as it has said itself.
     """
     inspect = ["podman", "image", "inspect", "--format", "{{json .Config}}", ref]
@@ -41,7 +41,7 @@ def pull_program(
                 *podman_options.pull_options(options),
                 ref,
             ]
-            if run_program(pull, lambda _: None):
+            if run_pull(pull):
                 raise StoreUnavailableError(f"podman cannot pull {ref}; it says why above")
             shown = subprocess.run(inspect, stdout=subprocess.PIPE, check=False)
     except OSError as error:

@@ -207,19 +207,28 @@ def _watch_mounts(
     stack: contextlib.ExitStack,
     complain: Callable[[str], None] | None,
 ) -> None:
-    """Begin what stands beside a container on mounted images, which podman makes meanwhile."""
-    if settings.beside is not None:
-        settings.beside.settle()
-    if not container.mounts:
-        return
-    if settings.starting is not None:
-        settings.starting()
-    if complain is not None:
-        from bootseer.imageprefetch.run.server_log import follow_faults
+    """Begin what stands beside a container on mounted images, which podman makes meanwhile.
 
-        for _, mounted in container.mounts:
-            with contextlib.suppress(RuntimeError):  # no thread is to be had: nothing is told then
+    Nothing raises: podman would be left alone, and its images unmounted beneath it.
+    """
+
+    def follow() -> None:
+        if complain is not None:
+            from bootseer.imageprefetch.run.server_log import follow_faults
+
+            for _, mounted in container.mounts:
                 stack.enter_context(follow_faults(mounted.state, settings.mount.ref, complain))
+
+    steps = [settings.starting, follow] if container.mounts else []  # the first one forks
+    if settings.beside is not None:
+        steps.append(settings.beside.settle)
+    for step in steps:
+        try:
+            if step is not None:
+                step()
+        except Exception as error:  # the border: the container is what counts
+            if complain is not None:
+                complain(f"{settings.mount.ref}: {describe(error)}; the container goes on")
 
 
 def _leave_image(
@@ -389,9 +398,14 @@ def _words_to_pull(settings: RunSettings, options: Sequence[str], inputs: Inputs
         return [*words, *options, settings.mount.ref, *settings.words]
     from bootseer.imageprefetch.run import pulled_image
 
-    program = pulled_image.pull_program(
-        settings.mount.ref, insecure, options, settings.words, settings.run_before
-    )
+    def pull(words: Sequence[str]) -> int:
+        ended_by: list[int] = []
+        code = settings.run_before(words, ended_by.append)
+        if ended_by:  # the signal was for the start, whether the pull heeded it or not
+            raise InputFailedError(code or 128 + ended_by[0], by_signal=True)
+        return code
+
+    program = pulled_image.pull_program(settings.mount.ref, insecure, options, settings.words, pull)
     options = podman_options.without_entrypoint(options)
     shell, *rest = podman.words_after(inputs.before, program)
     return [*words, *options, "--entrypoint", shell, settings.mount.ref, *rest]

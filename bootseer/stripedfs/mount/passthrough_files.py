@@ -29,8 +29,9 @@ MOST_WAITING = 1000
 class Passing:
     """Sealed objects of the cache `directory`, by the handles that have them open.
 
-    `busy` says whether files are open that the mount serves itself: nothing is sealed meanwhile.
-    `say` receives why an object could not be sealed.
+    `busy` says whether files are open that the mount serves itself: nothing is sealed meanwhile,
+    nor while one is open that has just been fetched. `say` receives why an object could not be
+    sealed.
     """
 
     def __init__(
@@ -128,11 +129,16 @@ class Passing:
     def _quiet(self) -> bool:
         """Wait until no file has been open for a while; False when closed."""
         while not self._closing.wait(QUIET_S):
-            if not self._busy():
+            if not self._is_busy():
                 return True
         return False
 
     def _go_on(self) -> bool:
         if self._closing.wait(PAUSE_S):
             return False
-        return not self._busy() or self._quiet()
+        return not self._is_busy() or self._quiet()
+
+    def _is_busy(self) -> bool:
+        with self._lock:
+            loads = any(not sealed.has_mark for sealed, _ in self._open.values())
+        return loads or self._busy()

@@ -46,7 +46,12 @@ from bootseer.stripedfs.format.manifest import (
 )
 from bootseer.stripedfs.mount import xattrs
 from bootseer.stripedfs.mount.inodes import AskedListing, Node, Nodes, base_of, readable
-from bootseer.stripedfs.mount.open_files import Answered, Complaints, OpenFiles
+from bootseer.stripedfs.mount.open_files import (
+    ONE_READ_BYTES,
+    Answered,
+    Complaints,
+    OpenFiles,
+)
 from bootseer.stripedfs.mount.passthrough_files import Passing
 from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.read import namespace
@@ -216,7 +221,9 @@ class StripedTree(Operations):
             source = self.source(node)
         if self._companion is not None:
             self._companion.note_open(node)
-        passed = self._pass(source)
+        # While the mount serves a file, the kernel has us serve each further opening of it.
+        is_served = source.size_bytes > ONE_READ_BYTES and inode in self.files.places()
+        passed = None if is_served else self._pass(source)
         if passed is not None:
             node.key = source.identity
             return passed

@@ -153,6 +153,7 @@ def test_a_killed_agents_task_goes_on(lab: Lab) -> None:
 
 def test_what_is_lost_before_its_last_program_begins_again(lab: Lab) -> None:
     assert ended(lab.ask("have_run_before")) == ([str(LOST)], "")
+    assert ended(lab.ask("have_run_again")) == ([str(LOST)], "")
 
 
 UNKILLABLE = """

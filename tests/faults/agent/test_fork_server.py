@@ -27,10 +27,10 @@ TASKS = TaskTable(
         f"test {name}": f"tests.support.programs.agent_tasks:{name}"
         for name in (
             *("describe", "wait", "die", "fail", "leave"),
-            *("decline", "have_run", "have_run_before"),
+            *("decline", "have_run", "have_run_before", "have_run_again"),
         )
     },
-    with_programs=["test have_run", "test have_run_before"],
+    with_programs=["test have_run", "test have_run_before", "test have_run_again"],
 )
 
 

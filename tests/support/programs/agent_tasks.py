@@ -57,6 +57,14 @@ def have_run_before(_: list[str], programs: ClientPrograms) -> int:
     return 0
 
 
+def have_run_again(_: list[str], programs: ClientPrograms) -> int:
+    """Die on the way to a second container, where the first one could not be made."""
+    programs.run(["false"])
+    programs.run_before(["true"])
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def have_run(words: list[str], programs: ClientPrograms) -> int:
     """Have the client run two programs; files of ours in a folder tell how it went."""
     folder = Path(words[2])

@@ -994,6 +994,40 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), print_plan, broken))
     assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
 
 
+def test_what_breaks_while_podman_runs_leaves_the_container_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text(f"#!/bin/sh\necho begun >> {tmp_path}/runs\nsleep 0.5\nexit 7\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    code = """
+import sys
+from bootseer.cli.image.outcome import print_plan
+from bootseer.entrypoint import job_process
+from bootseer.imageprefetch.run import run_image
+from bootseer.imageprefetch.mount.settings import MountSettings
+def broken(_):
+    raise KeyError("x")
+class Beside:
+    def begin(self, folder): pass
+    def finish(self, image): return run_image.Inputs()
+    def settle(self): raise KeyError("y")
+    def mounts(self): return ()
+    def leave_image(self): pass
+    def close(self): pass
+mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
+settings = run_image.RunSettings(mount=mount, beside=Beside())
+sys.exit(run_image.run(settings, print_plan, broken, job_process.say))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, ""), done.stderr
+    assert (tmp_path / "runs").read_text() == "begun\n"
+    said = "bootseer: 127.0.0.1:1/a/b:1: KeyError: 'y'; the container goes on"
+    assert done.stderr.splitlines()[1:] == [said]
+
+
 @pytest.mark.parametrize("way", ["full", "closed", "none"])
 def test_what_cannot_be_said_ends_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount that is there is none the less, and a container's faults are still followed."""

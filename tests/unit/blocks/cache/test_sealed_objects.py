@@ -115,7 +115,13 @@ def test_what_is_wrong_on_the_medium_is_dropped(
             byte = file.read(1)[0]
             file.seek(40 * BLOCK + 3)
             file.write(bytes([byte ^ 1]))
-        assert not seal(cache, source)
+        with cache.open(source) as opened:
+            verified = opened.direct_reads()
+            assert verified is not None
+            for index in range(41):
+                verified.marks.set(index)
+            assert not seal(cache, source)
+            assert verified.read(40 * BLOCK, 17) is None  # it is not believed any more
         with cache.open(source) as kept:
             assert kept.missing(0, 41) == [40]
             assert kept.store(40, memoryview(block_of(source, 40)))
