@@ -92,14 +92,15 @@ class ForkServer:
     def serve(self) -> bool:
         """Serve until SIGTERM, SIGINT or the last connection, in a process that has one thread.
 
-        With `idle_exit_s`, until so many seconds have passed without a connection as well.
+        With `idle_exit_s`, until so many seconds have passed without a request that is not refused
+        as well.
         True where another program is to take its place. Whatever becomes of a request's child, the
         server goes on; the children of one that ends finish their tasks.
         """
         gc.collect()
         gc.freeze()  # or the first collection in each child would copy all that was imported
-        running: set[int] = set()
-        asked_s = time.monotonic()
+        running: dict[int, float] = {}  # when each was asked for
+        served_s = time.monotonic()
         signalled, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in _SIGNALS:
@@ -107,16 +108,18 @@ class ForkServer:
         while True:
             left_s = None
             if self.idle_exit_s is not None:
+                asked_s = max([served_s, *running.values()])
                 left_s = max(0.0, asked_s + self.idle_exit_s - time.monotonic())
             ready = readable(self.source.fileno(), signalled, timeout_s=left_s)
             if not ready:
                 return False
             if signalled in ready and set(os.read(signalled, 4096)) != {signal.SIGCHLD}:
                 return False
-            if self._reap(running):
+            is_replaced, ended_s = self._reap(running)
+            served_s = max(served_s, ended_s)
+            if is_replaced:
                 return True
             if self.source.fileno() in ready:
-                asked_s = time.monotonic()
                 with contextlib.suppress(OSError):
                     link = self.accept()
                     if link is None:
@@ -125,7 +128,7 @@ class ForkServer:
                         child = os.fork()
                         if child == 0:
                             self._answer(link)
-                        running.add(child)
+                        running[child] = time.monotonic()
 
     def _answer(self, link: socket.socket) -> NoReturn:
         """Run the task of one request, in a child of the server."""
@@ -165,9 +168,11 @@ class ForkServer:
                 ours = 0 if programs.has_run else exit_code  # how a program ends is not our doing
                 os._exit(ending or _ENDINGS.get(ours, task_counts.FAILED))
 
-    def _reap(self, running: set[int]) -> bool:
-        """Reap children; whether one found a program that is to take the server's place."""
-        is_replaced = False
+    def _reap(self, running: dict[int, float]) -> tuple[bool, float]:
+        """Reap children: whether one found a program that is to take the server's place, and when
+        the last of those that were not refused was asked for (0.0: there is none).
+        """
+        is_replaced, served_s = False, 0.0
         with contextlib.suppress(ChildProcessError):
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -176,12 +181,14 @@ class ForkServer:
                 if process not in running:
                     self.on_other_end(process)
                     continue
-                running.remove(process)
+                asked_s = running.pop(process)
                 ending = os.waitstatus_to_exitcode(status)
                 is_replaced |= ending == _REPLACED
+                if ending != task_counts.REFUSED:
+                    served_s = max(served_s, asked_s)
                 if self.counts is not None:
                     self.counts.count(task_counts.REFUSED if ending == _REPLACED else ending)
-        return is_replaced
+        return is_replaced, served_s
 
     def _is_known(self, request: Request) -> bool:
         name = " ".join(request.words[:TASK_WORDS])

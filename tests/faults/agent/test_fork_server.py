@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -314,3 +315,27 @@ def test_an_agent_runs_nothing_for_another_namespace(tmp_path: Path) -> None:
     assert agent.returncode == 0
     assert not (tmp_path / "images/agent.sock").exists()
     assert ask() == "None"
+
+
+@pytest.mark.root
+def test_requests_that_are_refused_keep_no_agent_alive(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-c", ASK, str(tmp_path)]
+
+    def ask(*before: str) -> bytes:
+        done = subprocess.run([*before, *words], env=environ, capture_output=True, check=True)
+        return done.stdout
+
+    idle = [sys.executable, "-c", AGENT, str(tmp_path), "2.0"]
+    with subprocess.Popen(idle, env=environ) as agent:
+        try:
+            until((tmp_path / "images/agent.sock").exists, "the agent")
+            assert ask() == b"%d\n" % INTERRUPTED
+            refused, until_s = 0, time.monotonic() + 30
+            while agent.poll() is None and time.monotonic() < until_s:
+                assert ask("unshare", "--net") == b"None\n"
+                refused += 1
+            assert agent.poll() == 0
+            assert refused > 3
+        finally:
+            agent.terminate()
