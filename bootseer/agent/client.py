@@ -157,7 +157,7 @@ def _await_end(
                 code = run_program(answer, lambda number: send_note(link, SIGNALLED, number))
             finally:
                 send_note(link, ENDED, code)
-            # What comes before a container after one: the first never was.
+            # Where something is run before yet another container, the one before never was.
             lost = code if answer.is_last else LOST
             if answer.is_last:
                 silent_s = _UMOUNT_SILENT_S

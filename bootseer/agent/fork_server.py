@@ -92,10 +92,9 @@ class ForkServer:
     def serve(self) -> bool:
         """Serve until SIGTERM, SIGINT or the last connection, in a process that has one thread.
 
-        With `idle_exit_s`, until so many seconds have passed without a request that is not refused
-        as well.
-        True where another program is to take its place. Whatever becomes of a request's child, the
-        server goes on; the children of one that ends finish their tasks.
+        With `idle_exit_s`, until so many seconds have passed as well without a request that is not
+        refused. True where another program is to take its place. Whatever becomes of a request's
+        child, the server goes on; the children of one that ends finish their tasks.
         """
         gc.collect()
         gc.freeze()  # or the first collection in each child would copy all that was imported

@@ -41,7 +41,8 @@ def serve(
     idle_exit_s: float = 0.0,
     program: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGTERM, SIGINT or (if not 0) `idle_exit_s` seconds without a request.
+    """Serve until SIGTERM, SIGINT or (if not 0) `idle_exit_s` seconds without a request that
+    is not refused.
 
     With `idle_exit_s` only processes in the control groups of this one are served. Raises BusyError
     where an agent serves already.

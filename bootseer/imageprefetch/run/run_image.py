@@ -207,7 +207,7 @@ def _watch_mounts(
     stack: contextlib.ExitStack,
     complain: Callable[[str], None] | None,
 ) -> None:
-    """Begin what stands beside a container on mounted images, which podman makes meanwhile.
+    """Begin what stands beside a container, which podman makes meanwhile, and end what is left.
 
     Nothing raises: podman would be left alone, and its images unmounted beneath it.
     """

@@ -46,12 +46,7 @@ from bootseer.stripedfs.format.manifest import (
 )
 from bootseer.stripedfs.mount import xattrs
 from bootseer.stripedfs.mount.inodes import AskedListing, Node, Nodes, base_of, readable
-from bootseer.stripedfs.mount.open_files import (
-    ONE_READ_BYTES,
-    Answered,
-    Complaints,
-    OpenFiles,
-)
+from bootseer.stripedfs.mount.open_files import ONE_READ_BYTES, Answered, Complaints, OpenFiles
 from bootseer.stripedfs.mount.passthrough_files import Passing
 from bootseer.stripedfs.mount.settings import DEADLINE_S, DIRECT_BYTES
 from bootseer.stripedfs.read import namespace
@@ -221,9 +216,7 @@ class StripedTree(Operations):
             source = self.source(node)
         if self._companion is not None:
             self._companion.note_open(node)
-        # While the mount serves a file, the kernel has us serve each further opening of it.
-        is_served = source.size_bytes > ONE_READ_BYTES and inode in self.files.places()
-        passed = None if is_served else self._pass(source)
+        passed = self._pass(inode, source)
         if passed is not None:
             node.key = source.identity
             return passed
@@ -256,10 +249,15 @@ class StripedTree(Operations):
         self.files.help(revive)
         return None
 
-    def _pass(self, source: FileSource) -> Opened | None:
+    def _pass(self, inode: Inode, source: FileSource) -> Opened | None:
         """An opening that the kernel serves by passthrough; where it cannot, it asks us."""
-        passing, sealed = self._passing, self.open_passed(source)
-        if passing is None or sealed is None:
+        passing = self._passing
+        if passing is None:
+            return None
+        if source.size_bytes > ONE_READ_BYTES and inode in self.files.places():
+            return None  # while we serve a file, the kernel has us serve each further opening
+        sealed = passing.open_sealed(source)
+        if sealed is None:
             return None
         handle = self.files.number(source)
         passing.keep(handle, sealed, source)

@@ -994,14 +994,7 @@ sys.exit(lazyrun.run(lazyrun.RunSettings(mount=mount), print_plan, broken))
     assert done.stderr == "bootseer: podman pulls the image: KeyError: 'x'\n"
 
 
-def test_what_breaks_while_podman_runs_leaves_the_container_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    podman = tmp_path / "podman"
-    podman.write_text(f"#!/bin/sh\necho begun >> {tmp_path}/runs\nsleep 0.5\nexit 7\n")
-    podman.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    code = """
+BESIDE = """
 import sys
 from bootseer.cli.image.outcome import print_plan
 from bootseer.entrypoint import job_process
@@ -1011,21 +1004,47 @@ def broken(_):
     raise KeyError("x")
 class Beside:
     def begin(self, folder): pass
-    def finish(self, image): return run_image.Inputs()
+    def finish(self, image): return run_image.Inputs(before=sys.argv[2])
     def settle(self): raise KeyError("y")
     def mounts(self): return ()
     def leave_image(self): pass
     def close(self): pass
-mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1])
+mount = MountSettings(ref="127.0.0.1:1/a/b:1", directory="", runtime=sys.argv[1], plain_http=True)
 settings = run_image.RunSettings(mount=mount, beside=Beside())
 sys.exit(run_image.run(settings, print_plan, broken, job_process.say))
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "runtime")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (7, ""), done.stderr
-    assert (tmp_path / "runs").read_text() == "begun\n"
+"""A container that podman pulls, with something beside it that breaks while podman runs."""
+
+
+def run_beside(folder: Path, podman: str, before: str) -> tuple[int, list[str], list[str]]:
+    """By a fake podman: the exit code, what podman was to do, and the lines that were said."""
+    program = folder / "podman"
+    program.write_text(f'#!/bin/sh\necho "$1" >> {folder}/asked\n{podman}\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(folder / "runtime"), before],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+    said = done.stderr.splitlines()
+    assert said.pop(0) == "bootseer: podman pulls the image: KeyError: 'x'"
+    return done.returncode, (folder / "asked").read_text().split(), said
+
+
+def test_what_breaks_while_podman_runs_leaves_the_container_alone(tmp_path: Path) -> None:
     said = "bootseer: 127.0.0.1:1/a/b:1: KeyError: 'y'; the container goes on"
-    assert done.stderr.splitlines()[1:] == [said]
+    assert run_beside(tmp_path, "sleep 0.5; exit 7", "") == (7, ["run"], [said])
+
+
+@pytest.mark.parametrize("ending", ["exit 0", "exit 143"])
+def test_a_signal_while_podman_pulls_ends_the_start(tmp_path: Path, ending: str) -> None:
+    """Whether the pull heeds it or not."""
+    podman = f'test "$1" = pull || exit 1; kill -TERM $PPID; sleep 0.3; {ending}'
+    code = 128 + signal.SIGTERM
+    assert run_beside(tmp_path, podman, "true") == (code, ["image", "pull"], [])
 
 
 @pytest.mark.parametrize("way", ["full", "closed", "none"])

@@ -8,6 +8,7 @@ import mmap
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import present_index
+from bootseer.stripedfs.mount import passthrough_files
+from bootseer.system import page_cache
 from tests.support.mounts.checkpoints import CHUNK, Served, content, put_bytes, served, store_of
 from tests.support.mounts.fuse import in_time, python
 from tests.support.waiting import until
@@ -157,6 +160,48 @@ def test_the_kernel_reads_what_has_just_been_fetched_ahead(root: Path, tmp_path:
         assert in_time(path.read_bytes) == wanted  # by a worker that has verified nothing yet
         until(lambda: len(objects(tmp_path, "sealed")) == 1)
         assert mount.said.count("another one takes over") == 1
+
+
+def test_nothing_is_sealed_while_a_file_is_open_that_has_just_been_fetched(
+    root: Path, tmp_path: Path
+) -> None:
+    """It would be read back from the disk beside the load of the next one."""
+    opened: list[int] = []
+    with served(root, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
+        path = mount.directory / "ckpt"
+        assert in_time(path.read_bytes) == content(SIZE)
+
+        def is_passed() -> bool:
+            opened.append(os.open(path, os.O_RDONLY))
+            if not frozen(tmp_path):  # the first opening has not ended yet
+                os.close(opened.pop())
+            return bool(opened)
+
+        try:
+            until(is_passed)
+            time.sleep(passthrough_files.QUIET_S + 2.0)
+            assert objects(tmp_path, "sealed") == []
+            with stopped(mount):
+                assert in_time(lambda: os.pread(opened[0], SIZE, 0)) == content(SIZE)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        until(lambda: len(objects(tmp_path, "sealed")) == 1)
+
+
+def test_a_file_that_is_served_keeps_its_pages_at_its_next_opening(
+    root: Path, tmp_path: Path
+) -> None:
+    settings = {"cache": str(tmp_path / "cache"), "direct_bytes": 1 << 62}
+    with served(root, tmp_path / "mnt", **settings) as mount:
+        path = mount.directory / "ckpt"
+        with path.open("rb", buffering=0) as first:
+            assert in_time(lambda: os.pread(first.fileno(), SIZE, 0)) == content(SIZE)
+            until(lambda: is_whole(tmp_path))
+            with path.open("rb", buffering=0) as second:
+                assert page_cache.count_cached_bytes(second.fileno(), 0, SIZE) >= SIZE
+                assert in_time(lambda: os.pread(second.fileno(), SIZE, 0)) == content(SIZE)
+        assert mount.said == ""
 
 
 def test_open_files_outlive_a_server_that_is_killed(root: Path, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import eviction, present_index, sealed_objects, uncached_read
+from bootseer.blocks.cache.cached_object import CachedObject
+from bootseer.blocks.cache.direct_reads import DirectReads
 from bootseer.blocks.cache.node_cache import NodeCache
 from bootseer.blocks.cache.present_index import Identity
 from bootseer.blocks.cache.uncached_read import Medium, direct_alignments
@@ -42,6 +44,15 @@ def identity_of(source: Verifiable) -> Identity:
     identity = present_index.identity_of(source)
     assert identity is not None
     return identity
+
+
+def believe_all(kept: CachedObject) -> DirectReads:
+    """Direct reads of an object as if this process had verified all of it."""
+    verified = kept.direct_reads()
+    assert verified is not None
+    for index in range(41):
+        verified.marks.set(index)
+    return verified
 
 
 def seal(cache: NodeCache, source: Verifiable) -> bool:
@@ -116,10 +127,7 @@ def test_what_is_wrong_on_the_medium_is_dropped(
             file.seek(40 * BLOCK + 3)
             file.write(bytes([byte ^ 1]))
         with cache.open(source) as opened:
-            verified = opened.direct_reads()
-            assert verified is not None
-            for index in range(41):
-                verified.marks.set(index)
+            verified = believe_all(opened)
             assert not seal(cache, source)
             assert verified.read(40 * BLOCK, 17) is None  # it is not believed any more
         with cache.open(source) as kept:
@@ -166,10 +174,7 @@ def test_a_file_of_another_object_is_not_taken_for_a_verified_one(tmp_path: Path
         source, path = kept_whole(cache, tmp_path)
         identity = identity_of(source)
         with cache.open(source) as kept:
-            verified = kept.direct_reads()
-            assert verified is not None
-            for index in range(41):
-                verified.marks.set(index)
+            verified = believe_all(kept)
             data = path.read_bytes()
             path.unlink()
             path.write_bytes(data)
@@ -185,10 +190,7 @@ def test_what_was_read_without_a_mark_is_sealed_later(
         source, _ = kept_whole(cache, tmp_path)
         identity = identity_of(source)
         with cache.open(source) as kept:
-            verified = kept.direct_reads()
-            assert verified is not None
-            for index in range(41):
-                verified.marks.set(index)
+            verified = believe_all(kept)
             sealed = sealed_objects.open_verified(cache.directory, identity, verified)
             assert sealed is not None
             with sealed:
