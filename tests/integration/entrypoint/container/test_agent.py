@@ -38,6 +38,13 @@ SHOWN = f"new\n{SUM}"
 BOOTSEER = [sys.executable, "-m", "bootseer"]
 
 
+def begun(lab: ContainerLab, ref: str, *words: str) -> subprocess.Popen[str]:
+    """A start that goes on, with both of its streams."""
+    pipe, environ = subprocess.PIPE, lab.environment
+    command = lab.words(ref, *words)
+    return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
 @contextlib.contextmanager
 def agent(lab: ContainerLab, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """The node's agent, as it is, or with a fault that `code` injects."""
@@ -174,13 +181,7 @@ def test_a_start_goes_on_by_itself_when_its_task_is_lost(
         pass
     with (
         agent(lab, HOLD) as running,
-        subprocess.Popen(
-            lab.words(ref, "sh", "-c", SHOW),
-            env=lab.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as command,
+        begun(lab, ref, "sh", "-c", SHOW) as command,
     ):
         until((lab.folder / "mounted").exists, "the mount")
         assert any("tree" in line for line in lab.left())
@@ -251,13 +252,7 @@ def test_a_start_whose_task_is_lost_after_the_install_runs_its_job(lab: Containe
     lab.configure(deps(lab))
     with (
         agent(lab, HOLD_AFTER_INSTALL) as running,
-        subprocess.Popen(
-            lab.words(ref, "cat", "/opt/new"),
-            env=lab.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as command,
+        begun(lab, ref, "cat", "/opt/new") as command,
     ):
         until((lab.folder / "installed").exists, "the install's end")
         assert times(lab) == 1
