@@ -142,20 +142,41 @@ def is_whole(tmp_path: Path) -> bool:
     return False
 
 
+@contextmanager
+def passed(tmp_path: Path, path: Path) -> Iterator[int]:
+    """A file that the kernel reads by itself, opened once all of it has been verified.
+
+    A block is marked as verified only after the cache has it, so an opening may come too early.
+    """
+    opened: list[int] = []
+
+    def is_passed() -> bool:
+        opened.append(os.open(path, os.O_RDONLY))
+        if not frozen(tmp_path):
+            os.close(opened.pop())
+        return bool(opened)
+
+    try:
+        until(is_passed)
+        yield opened[0]
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
 def test_the_kernel_reads_what_has_just_been_fetched_ahead(root: Path, tmp_path: Path) -> None:
     wanted, settings = content(SIZE), {"cache": str(tmp_path / "cache"), "prefetch": "ckpt"}
     with served(root, tmp_path / "mnt", **settings) as mount:
         until(lambda: is_whole(tmp_path))
         assert frozen(tmp_path) == []
         path = mount.directory / "ckpt"
-        with path.open("rb", buffering=0) as file:
-            assert len(frozen(tmp_path)) == 1
+        with passed(tmp_path, path) as file:
             with stopped(mount):
-                assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == wanted
+                assert in_time(lambda: os.pread(file, SIZE, 0)) == wanted
             first = mount.workers()[0]
             os.kill(first, signal.SIGKILL)
             until(lambda: mount.workers() and mount.workers()[0] != first)
-            assert in_time(lambda: os.pread(file.fileno(), SIZE, 0)) == wanted
+            assert in_time(lambda: os.pread(file, SIZE, 0)) == wanted
             assert objects(tmp_path, "sealed") == []
         assert in_time(path.read_bytes) == wanted  # by a worker that has verified nothing yet
         until(lambda: len(objects(tmp_path, "sealed")) == 1)
@@ -166,26 +187,14 @@ def test_nothing_is_sealed_while_a_file_is_open_that_has_just_been_fetched(
     root: Path, tmp_path: Path
 ) -> None:
     """It would be read back from the disk beside the load of the next one."""
-    opened: list[int] = []
     with served(root, tmp_path / "mnt", cache=str(tmp_path / "cache")) as mount:
         path = mount.directory / "ckpt"
         assert in_time(path.read_bytes) == content(SIZE)
-
-        def is_passed() -> bool:
-            opened.append(os.open(path, os.O_RDONLY))
-            if not frozen(tmp_path):  # the first opening has not ended yet
-                os.close(opened.pop())
-            return bool(opened)
-
-        try:
-            until(is_passed)
+        with passed(tmp_path, path) as file:
             time.sleep(passthrough_files.QUIET_S + 2.0)
             assert objects(tmp_path, "sealed") == []
             with stopped(mount):
-                assert in_time(lambda: os.pread(opened[0], SIZE, 0)) == content(SIZE)
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+                assert in_time(lambda: os.pread(file, SIZE, 0)) == content(SIZE)
         until(lambda: len(objects(tmp_path, "sealed")) == 1)
 
 
