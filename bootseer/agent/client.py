@@ -252,13 +252,15 @@ def _is_served_by_trusted(link: socket) -> bool:
 
 
 def _hang_up(link: socket) -> None:
-    """Interrupt the task and wait for its end."""
+    """Interrupt the task and wait for its end; what it wants run meanwhile is not run."""
     from _socket import SHUT_WR
+
+    from bootseer.agent.protocol import Program, await_answer
 
     try:
         link.shutdown(SHUT_WR)
-        link.settimeout(_END_S)
-        link.recv(1)
+        while isinstance(await_answer(link, limit_s=_END_S, silent_s=_END_S), Program):
+            pass
     except OSError:
         pass  # it ends without us
 

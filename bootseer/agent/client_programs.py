@@ -1,7 +1,7 @@
 """Programs that a task has its client run: children of whoever asked, with its terminal.
 
 The task waits meanwhile. One whose client was killed ends as if it had been killed too, and undoes
-nothing: the program may go on.
+nothing: the program may go on. A client that has hung up, and still listens, has not begun it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,15 @@ class ClientPrograms:
                         return value
                     on_signal(value)
             except OSError:
-                os._exit(task_counts.DONE)
+                if not self._is_heard():
+                    os._exit(task_counts.DONE)
+        raise KeyboardInterrupt
+
+    def _is_heard(self) -> bool:
+        try:
+            return self._link.send(bytes([ALIVE]), socket.MSG_DONTWAIT) == 1
+        except OSError:
+            return False
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -213,9 +213,11 @@ class Preparation:
         task, self._task = self._task, None
         if task is None:
             return
-        while task.has_brought and task.advance() is None:
-            _await(task)
-        task.close()
+        try:
+            while task.has_brought and task.advance() is None:
+                _await(task)
+        finally:
+            task.close()
 
     def _report(self, part: str, phase: str, reason: str) -> None:
         if (part, reason) in self._reported:  # the image was mounted, and then could not be used

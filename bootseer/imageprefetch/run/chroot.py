@@ -12,7 +12,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from bootseer.errors import NotFoundError
-from bootseer.imageprefetch.run.command import EVENTS_INSIDE, PASSED_ON, Command, await_end
+from bootseer.imageprefetch.run.command import (
+    EVENTS_INSIDE,
+    PASSED_ON,
+    Command,
+    await_end,
+    signals_passed_on,
+)
 from bootseer.system.child_processes import end_with_parent
 from bootseer.system.libc import last_error, libc
 from bootseer.system.mount_calls import (
@@ -32,7 +38,9 @@ def run(command: Command, until: Callable[[], bool] | None) -> int:
     """Run a command to its end, or until `until`; returns as `await_end`."""
     with tempfile.TemporaryDirectory(prefix="bootseer-root-") as work:
         pid = _start(command, work)
-        return await_end(pid, until, lambda: os.kill(pid, signal.SIGKILL))
+        with signals_passed_on() as pass_on_to:
+            pass_on_to(pid)
+            return await_end(pid, until, lambda: os.kill(pid, signal.SIGKILL))
 
 
 def _start(command: Command, work: str) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from bootseer import light_dataclasses as dataclasses
@@ -76,50 +76,83 @@ def run_foreground(
 
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # the kernel would keep no exit code
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        process = subprocess.Popen(list(words), env=environ)
-    except OSError as error:
-        raise from_os_error(error, f"run {words[0]}") from error
-    return await_end(process.pid, None, lambda: None, on_signal, on_begun)
+    with signals_passed_on(on_signal) as pass_on_to:
+        try:
+            process = subprocess.Popen(list(words), env=environ)
+        except OSError as error:
+            raise from_os_error(error, f"run {words[0]}") from error
+        pass_on_to(process.pid)
+        on_begun()
+        return await_end(process.pid, None, lambda: None)
 
 
-def await_end(
-    pid: int,
-    until: Callable[[], bool] | None,
-    kill: Callable[[], None],
+@contextlib.contextmanager
+def signals_passed_on(
     on_signal: Callable[[int], None] = lambda _: None,
-    on_waiting: Callable[[], None] = lambda: None,
-) -> int:
-    """Wait for a child and pass signals on to it; returns its exit code as a shell has it.
+) -> Iterator[Callable[[int], None]]:
+    """Pass signals on to the child whose process id is given to what this yields.
 
-    Once `until` answers True, the child gets a SIGTERM, and `kill` is called when that does not
-    end it. `on_waiting` is called before the wait, once signals are passed on.
+    Those that come before are held back for it; where there never is a child, they are our own.
     """
-    asked_s = 0.0
+    child = 0
+    held: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
+        if not child:
+            held.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(pid, number)
+            os.kill(child, number)
         on_signal(number)
 
-    old_handlers = {
-        number: signal.signal(number, pass_on)
-        for number in PASSED_ON
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is for the command too
-    }
+    def pass_on_to(pid: int) -> None:
+        nonlocal child
+        child = pid
+        while held:
+            pass_on(held.pop(0), None)
+
+    with _signals_blocked():
+        old_handlers = {
+            number: signal.signal(number, pass_on)
+            for number in PASSED_ON
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup's wish is the command's too
+        }
     try:
-        on_waiting()
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG if until is not None else 0)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-            if until is not None and not asked_s and until():
-                os.kill(pid, signal.SIGTERM)
-                asked_s = time.monotonic()
-            if asked_s and time.monotonic() - asked_s > GRACE_S:
-                kill()
-            time.sleep(_POLL_S)
+        yield pass_on_to
     finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+        with _signals_blocked():
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+        for missed in held:
+            signal.raise_signal(missed)
+
+
+def await_end(pid: int, until: Callable[[], bool] | None, kill: Callable[[], None]) -> int:
+    """Wait for a child; returns its exit code as a shell has it.
+
+    Once `until` answers True, the child gets a SIGTERM, and `kill` is called when that does not
+    end it.
+    """
+    asked_s = 0.0
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG if until is not None else 0)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if until is not None and not asked_s and until():
+            os.kill(pid, signal.SIGTERM)
+            asked_s = time.monotonic()
+        if asked_s and time.monotonic() - asked_s > GRACE_S:
+            kill()
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Neither handler that is being replaced runs meanwhile, nor raises in between."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # what came before may raise here
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import UsageError, from_os_error
 from bootseer.imageprefetch.run import podman_options
-from bootseer.imageprefetch.run.command import EVENTS_INSIDE, Command, await_end
+from bootseer.imageprefetch.run.command import EVENTS_INSIDE, Command, await_end, signals_passed_on
 from bootseer.system.mount_calls import IN_ROOT, open_in
 
 if TYPE_CHECKING:
@@ -176,10 +176,12 @@ def run(command: Command, until: Callable[[], bool] | None) -> int:
         quiet = subprocess.DEVNULL
         subprocess.run(["podman", "kill", name], stdout=quiet, stderr=quiet, check=False)
 
-    try:
-        process = subprocess.Popen(
-            recording_words(command, name), env={**os.environ, **environment_variables(command)}
-        )
-    except OSError as error:
-        raise from_os_error(error, "run podman") from error
-    return await_end(process.pid, until, kill)
+    words = recording_words(command, name)
+    environ = {**os.environ, **environment_variables(command)}
+    with signals_passed_on() as pass_on_to:
+        try:
+            process = subprocess.Popen(words, env=environ)
+        except OSError as error:
+            raise from_os_error(error, "run podman") from error
+        pass_on_to(process.pid)
+        return await_end(process.pid, until, kill)

@@ -7,6 +7,7 @@ needed once the image is mounted is imported meanwhile: see `import_the_rest`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -212,14 +213,14 @@ def _watch_mounts(
     Nothing raises: podman would be left alone, and its images unmounted beneath it.
     """
 
-    def follow() -> None:
+    def follow(state: str) -> None:
         if complain is not None:
             from bootseer.imageprefetch.run.server_log import follow_faults
 
-            for _, mounted in container.mounts:
-                stack.enter_context(follow_faults(mounted.state, settings.mount.ref, complain))
+            stack.enter_context(follow_faults(state, settings.mount.ref, complain))
 
-    steps = [settings.starting, follow] if container.mounts else []  # the first one forks
+    follows = [functools.partial(follow, mounted.state) for _, mounted in container.mounts]
+    steps = [settings.starting, *follows] if follows else []  # the first one forks
     if settings.beside is not None:
         steps.append(settings.beside.settle)
     for step in steps:

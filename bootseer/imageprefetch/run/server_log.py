@@ -57,12 +57,19 @@ class LogFollower:
             self._at = os.fstat(self._fd).st_size
         except OSError:
             pass
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there is no thread to be had
+            self._close()
+            raise
 
     def stop(self) -> None:
         """Report what was added since the last look, and end."""
         self._over.set()
         self._thread.join()
+        self._close()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -307,6 +308,8 @@ class OpenFiles:
         self.complaints = complaints
         self._lock = threading.Lock()
         self.by_handle: dict[Handle, OpenFile] = {}
+        self._openings: Counter[object] = Counter()
+        """The number of openings of each place."""
         self._sources: dict[Inode, tuple[object, FileSource]] = {}
         self._counter = itertools.count(int.from_bytes(os.urandom(3)))
         self._pool: ThreadPoolExecutor | None = None
@@ -336,6 +339,7 @@ class OpenFiles:
         opened = OpenFile.open(self, source, where, place)
         with self._lock:
             self.by_handle[handle] = opened
+            self._openings[place] += 1
         return handle
 
     def get(self, handle: Handle) -> OpenFile | None:
@@ -352,7 +356,11 @@ class OpenFiles:
     def places(self) -> set[object]:
         """The places of all that is open."""
         with self._lock:
-            return {opened.place for opened in self.by_handle.values()}
+            return set(self._openings)
+
+    def is_open(self, place: object) -> bool:
+        """Whether something is open at a place."""
+        return place in self._openings
 
     def move(self, place: object, source: FileSource, where: str) -> None:
         """Openings of the file at `place` read the same bytes from `source` from now on.
@@ -405,14 +413,20 @@ class OpenFiles:
         """Read a source by a handle that was made elsewhere."""
         opened = OpenFile.open(self, source, where, place)
         with self._lock:
-            return self.by_handle.setdefault(handle, opened)
+            kept = self.by_handle.setdefault(handle, opened)
+            if kept is opened:
+                self._openings[place] += 1
+            return kept
 
     def drop(self, handle: Handle) -> FileSource | None:
         """Drop a handle that the kernel closed; returns what was read by it."""
         with self._lock:
             opened = self.by_handle.pop(handle, None)
-        if opened is None:
-            return None
+            if opened is None:
+                return None
+            self._openings[opened.place] -= 1
+            if not self._openings[opened.place]:
+                del self._openings[opened.place]
         opened.close()
         return opened.source
 

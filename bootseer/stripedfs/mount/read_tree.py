@@ -216,7 +216,9 @@ class StripedTree(Operations):
             source = self.source(node)
         if self._companion is not None:
             self._companion.note_open(node)
-        passed = self._pass(inode, source)
+        # The kernel's pages are still good when they are of the same bytes.
+        same = bool(source.key) and node.key == source.identity
+        passed = self._pass(inode, source, keep_cache=same)
         if passed is not None:
             node.key = source.identity
             return passed
@@ -225,8 +227,6 @@ class StripedTree(Operations):
         if self._inode_a_path:
             self.files.outdate(place, but=source.identity)
         handle = self.files.add(source, self._where(node), place)
-        # The kernel's pages are still good when they are of the same bytes.
-        same = bool(source.key) and node.key == source.identity
         node.key = source.identity
         return Opened(handle, direct=direct, keep_cache=same)
 
@@ -249,12 +249,15 @@ class StripedTree(Operations):
         self.files.help(revive)
         return None
 
-    def _pass(self, inode: Inode, source: FileSource) -> Opened | None:
-        """An opening that the kernel serves by passthrough; where it cannot, it asks us."""
+    def _pass(self, inode: Inode, source: FileSource, *, keep_cache: bool) -> Opened | None:
+        """An opening that the kernel serves by passthrough; where it cannot, it asks us.
+
+        `keep_cache` counts in the latter case.
+        """
         passing = self._passing
         if passing is None:
             return None
-        if source.size_bytes > ONE_READ_BYTES and inode in self.files.places():
+        if source.size_bytes > ONE_READ_BYTES and self.files.is_open(inode):
             return None  # while we serve a file, the kernel has us serve each further opening
         sealed = passing.open_sealed(source)
         if sealed is None:
@@ -262,7 +265,7 @@ class StripedTree(Operations):
         handle = self.files.number(source)
         passing.keep(handle, sealed, source)
         direct = source.size_bytes >= self._direct_bytes
-        return Opened(handle, direct, keep_cache=False, backing_fd=sealed.descriptor)
+        return Opened(handle, direct, keep_cache, backing_fd=sealed.descriptor)
 
     def open_passed(self, source: FileSource) -> Sealed | None:
         """What the kernel will read by itself for a file, closed by the caller; None: we serve."""

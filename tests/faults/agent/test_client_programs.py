@@ -14,6 +14,8 @@ import pytest
 
 from bootseer.agent import client
 from bootseer.agent.client import LOST
+from bootseer.errors import NotFoundError
+from bootseer.imageprefetch.run.command import run_foreground
 from tests.faults.agent.test_fork_server import AGENT, process
 from tests.support.waiting import until
 
@@ -190,6 +192,86 @@ def test_a_signal_that_comes_as_the_program_ends_is_harmless(lab: Lab) -> None:
     (lab.folder / "go").touch()
     assert ended(child) == (["250"], "")
     assert json.loads((lab.folder / "codes").read_text()) == [3, 0, [signal.SIGTERM]]
+
+
+INTERRUPTED_BEFORE_IT_RUNS = """
+from bootseer.agent import protocol
+def struck(link, *, await_answer=protocol.await_answer, **limits):
+    answer = await_answer(link, **limits)
+    if isinstance(answer, protocol.Program):
+        print("struck", flush=True)
+        raise KeyboardInterrupt
+    return answer
+protocol.await_answer = struck
+"""
+
+
+def test_a_task_undoes_whose_client_was_interrupted_before_its_program(lab: Lab) -> None:
+    child = lab.run("touch", "running", fault=INTERRUPTED_BEFORE_IT_RUNS)
+    out, error = child.communicate(timeout=60)
+    assert (out, error.splitlines()[-1]) == ("struck\n", "KeyboardInterrupt")
+    assert (lab.folder / "undone").exists()
+    assert not (lab.folder / "running").exists()
+
+
+def test_an_interrupted_client_waits_until_all_is_undone(lab: Lab) -> None:
+    """The undoing takes longer than a task is silent."""
+    child = lab.ask("undo", str(lab.folder))
+    process(lab.folder, "begun")
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate(timeout=60)
+    assert error.splitlines()[-1] == "KeyboardInterrupt"
+    assert (lab.folder / "undone").exists()
+
+
+SIGNALLED_AS_IT_BEGINS = """
+import os, signal, subprocess
+class Signalled(subprocess.Popen):
+    def __init__(self, words, **options):
+        super().__init__(words, **options)
+        subprocess.Popen = Signalled.__base__
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Signalled
+"""
+
+
+def test_a_signal_for_a_program_that_never_begins_is_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[int] = []
+
+    def fail(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        assert not heard
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(NotFoundError):
+            run_foreground(["absent"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGHUP]
+
+
+SIGNALLED_AS_HANDLERS_ARE_REPLACED = """
+import os, signal
+def struck(number, handler, replace=signal.signal):
+    replaced = replace(number, handler)
+    signal.signal = replace
+    os.kill(os.getpid(), signal.SIGTERM)
+    return replaced
+signal.signal = struck
+"""
+
+
+@pytest.mark.parametrize("fault", [SIGNALLED_AS_HANDLERS_ARE_REPLACED, SIGNALLED_AS_IT_BEGINS])
+def test_a_signal_as_the_program_begins_reaches_it(lab: Lab, fault: str) -> None:
+    child = lab.run("sleep", "60", fault=fault)
+    assert ended(child) == (["250"], "")
+    ending = 128 + signal.SIGTERM
+    assert json.loads((lab.folder / "codes").read_text()) == [ending, 0, [signal.SIGTERM]]
 
 
 def test_an_agent_that_was_lost_is_asked_for_nothing_more(lab: Lab) -> None:

@@ -27,7 +27,7 @@ TASKS = TaskTable(
     {
         f"test {name}": f"tests.support.programs.agent_tasks:{name}"
         for name in (
-            *("describe", "wait", "die", "fail", "leave"),
+            *("describe", "wait", "undo", "die", "fail", "leave"),
             *("decline", "have_run", "have_run_before", "have_run_again"),
         )
     },

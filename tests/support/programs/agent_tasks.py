@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bootseer.agent.client_programs import ClientPrograms
-from bootseer.agent.protocol import DECLINED
+from bootseer.agent.protocol import ALIVE_S, DECLINED
 
 
 def describe(words: list[str]) -> int:
@@ -29,6 +29,21 @@ def wait(words: list[str]) -> int:
             time.sleep(0.01)
     except KeyboardInterrupt:
         (folder / f"interrupted-{os.getpid()}").touch()
+        raise
+    return 0
+
+
+def undo(words: list[str]) -> int:
+    """Wait to be interrupted, and undo for longer than a client waits for a sign of life."""
+    folder = Path(words[2])
+    try:
+        (folder / f"begun-{os.getpid()}").touch()
+        time.sleep(60.0)
+    except KeyboardInterrupt:
+        end_s = time.monotonic() + 3 * ALIVE_S
+        while time.monotonic() < end_s:
+            time.sleep(0.01)
+        (folder / "undone").touch()
         raise
     return 0
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from bootseer.entrypoint import job_process
 from bootseer.errors import CorruptDataError, NotSupportedError, UsageError
 from bootseer.imageprefetch.image_build.builder import BuildSettings, build_image
 from bootseer.imageprefetch.mount.settings import MountSettings
-from bootseer.imageprefetch.run import run_image
+from bootseer.imageprefetch.run import run_image, server_log
 from bootseer.imageprefetch.run.command import Command
 from bootseer.imageprefetch.run.podman import (
     container_words,
@@ -1037,6 +1038,29 @@ def run_beside(folder: Path, podman: str, before: str) -> tuple[int, list[str], 
 def test_what_breaks_while_podman_runs_leaves_the_container_alone(tmp_path: Path) -> None:
     said = "bootseer: 127.0.0.1:1/a/b:1: KeyError: 'y'; the container goes on"
     assert run_beside(tmp_path, "sleep 0.5; exit 7", "") == (7, ["run"], [said])
+
+
+def test_faults_are_followed_though_those_of_another_image_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed: list[str] = []
+
+    @contextlib.contextmanager
+    def follow(state: str, *_: object) -> Iterator[None]:
+        if state == "first":
+            raise RuntimeError("can't start new thread")
+        followed.append(state)
+        yield
+
+    monkeypatch.setattr(server_log, "follow_faults", follow)
+    mounts = [("/", SimpleNamespace(state=state)) for state in ("first", "second")]
+    container: Any = SimpleNamespace(mounts=mounts)
+    settings = run_image.RunSettings(mount=MountSettings(ref="a:1", directory=""))
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        run_image._watch_mounts(settings, container, stack, said.append)
+    assert followed == ["second"]
+    assert said == ["a:1: RuntimeError: can't start new thread; the container goes on"]
 
 
 @pytest.mark.parametrize("ending", ["exit 0", "exit 143"])

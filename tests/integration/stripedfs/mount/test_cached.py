@@ -8,6 +8,7 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -211,6 +212,29 @@ def test_a_file_that_is_served_keeps_its_pages_at_its_next_opening(
                 assert page_cache.count_cached_bytes(second.fileno(), 0, SIZE) >= SIZE
                 assert in_time(lambda: os.pread(second.fileno(), SIZE, 0)) == content(SIZE)
         assert mount.said == ""
+
+
+def test_a_file_that_the_kernel_refuses_to_read_itself_keeps_its_pages(
+    root: Path, tmp_path: Path
+) -> None:
+    """It reads none that lies on a stacked file system, such as a container's root."""
+    cache, upper, work = (tmp_path / name for name in ("cache", "upper", "work"))
+    for folder in (cache, upper, work):
+        folder.mkdir()
+    options = f"lowerdir={root},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, cache], check=True)
+    settings = {"cache": str(cache / "node"), "direct_bytes": 1 << 62}
+    try:
+        with served(root, tmp_path / "mnt", **settings) as mount:
+            path = mount.directory / "ckpt"
+            assert in_time(path.read_bytes) == content(SIZE)
+            assert list(cache.glob("node/*/present"))
+            for _ in range(3):
+                with path.open("rb", buffering=0) as again:
+                    assert page_cache.count_cached_bytes(again.fileno(), 0, SIZE) >= SIZE
+            assert mount.said == ""
+    finally:
+        subprocess.run(["umount", cache], check=True)
 
 
 def test_open_files_outlive_a_server_that_is_killed(root: Path, tmp_path: Path) -> None:

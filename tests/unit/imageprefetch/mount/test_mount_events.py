@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,23 @@ def test_without_a_folder_nothing_is_followed(
     with server_log.follow_faults("", "a:1", heard.append):
         log.write("wrong", "not ours")
     assert heard == []
+
+
+def test_without_a_thread_no_descriptor_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    FaultLog.open(str(tmp_path / server_registry.FAULTS)).write("first", "x")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = os.listdir("/proc/self/fd")
+    with (
+        pytest.raises(RuntimeError, match="new thread"),
+        server_log.follow_faults(str(tmp_path), "a:1", print),
+    ):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_fifo_instead_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
