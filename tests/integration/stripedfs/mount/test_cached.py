@@ -218,23 +218,27 @@ def test_a_file_that_the_kernel_refuses_to_read_itself_keeps_its_pages(
     root: Path, tmp_path: Path
 ) -> None:
     """It reads none that lies on a stacked file system, such as a container's root."""
-    cache, upper, work = (tmp_path / name for name in ("cache", "upper", "work"))
-    for folder in (cache, upper, work):
+    stacked, upper, work = (tmp_path / name for name in ("stacked", "upper", "work"))
+    for folder in (stacked, upper, work):
         folder.mkdir()
     options = f"lowerdir={root},upperdir={upper},workdir={work}"
-    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, cache], check=True)
-    settings = {"cache": str(cache / "node"), "direct_bytes": 1 << 62}
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", options, stacked], check=True)
+    settings = {"cache": str(stacked / "cache"), "direct_bytes": 1 << 62}
     try:
         with served(root, tmp_path / "mnt", **settings) as mount:
             path = mount.directory / "ckpt"
             assert in_time(path.read_bytes) == content(SIZE)
-            assert list(cache.glob("node/*/present"))
-            for _ in range(3):
+
+            def is_refused() -> bool:
                 with path.open("rb", buffering=0) as again:
                     assert page_cache.count_cached_bytes(again.fileno(), 0, SIZE) >= SIZE
+                return bool(frozen(stacked))  # it was frozen to be handed to the kernel
+
+            until(is_refused)
+            assert is_refused()
             assert mount.said == ""
     finally:
-        subprocess.run(["umount", cache], check=True)
+        subprocess.run(["umount", stacked], check=True)
 
 
 def test_open_files_outlive_a_server_that_is_killed(root: Path, tmp_path: Path) -> None:
