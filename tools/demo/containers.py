@@ -32,7 +32,6 @@ LABELS = {
     "again": "bootseer, again in the same container",
     "standby": "bootseer, on a node that `warm` made ready",
 }
-COUNTED = ("plain", "fresh", "second", "again", "standby")
 
 
 def missing() -> str:
