@@ -252,7 +252,10 @@ def _is_served_by_trusted(link: socket) -> bool:
 
 
 def _hang_up(link: socket) -> None:
-    """Interrupt the task and wait for its end; what it wants run meanwhile is not run."""
+    """Interrupt the task and wait for its end, for `_END_S` at most.
+
+    What it wants run meanwhile is not run.
+    """
     from _socket import SHUT_WR
 
     from bootseer.agent.protocol import Program, await_answer

@@ -33,6 +33,7 @@ from bootseer.agent.protocol import (
     send_descriptors,
 )
 from bootseer.agent.task_counts import TaskCounts
+from bootseer.errors import NotSupportedError
 from bootseer.system.child_processes import silence_streams
 from bootseer.system.file_lock import FileLock
 from bootseer.system.readiness import readable
@@ -53,7 +54,7 @@ class TaskTable:
     client. A KeyboardInterrupt means that the client no longer waits: what was begun is taken back.
     One that returns DECLINED has done nothing. Those in `with_programs` are called with a
     `ClientPrograms` besides. `modules` are imported before the first request, as are those of the
-    functions.
+    functions; one whose extra is not installed is left to the task that needs it, which says so.
     """
 
     functions: Mapping[str, str]
@@ -63,7 +64,8 @@ class TaskTable:
     def load(self) -> None:
         """Import all that the tasks need. Raises what importing raises."""
         for name in self.modules:
-            importlib.import_module(name)
+            with contextlib.suppress(NotSupportedError):
+                importlib.import_module(name)
         for function in self.functions.values():
             pkgutil.resolve_name(function)
 

@@ -189,7 +189,7 @@ def run(words: list[str], programs: ClientPrograms) -> int:
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="End when nothing was asked for so long; 0: never.",
+    help="End after so long without a request that was granted; 0: never.",
 )
 @click.option(server.LOADED_VERSION, "loaded_version", is_flag=True, hidden=True)
 def command(

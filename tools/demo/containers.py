@@ -28,9 +28,9 @@ LABELS = {
     "plain": "plain: pull, install, fetch, then the job",
     "record": "bootseer, nothing published yet",
     "fresh": "bootseer, fresh node",
+    "standby": "bootseer, on a node that `warm` made ready",
     "second": "bootseer, second start on a node",
     "again": "bootseer, again in the same container",
-    "standby": "bootseer, on a node that `warm` made ready",
 }
 
 
@@ -107,14 +107,17 @@ def run(chosen: Options, say: Callable[[str], None]) -> outcome.Result:
 
 
 def _round(starts: Starts, number: int) -> Iterator[tuple[str, Start]]:
-    """One start of each kind; the two sides take turns at being first."""
+    """One start of each kind; the two sides take turns at being first.
+
+    The second start follows that of a node made ready, which has all of the job, as a node has
+    whose job has run for a while: so the node is filled once a round.
+    """
     if number % 2 == 0:
         yield "plain", starts.plain()
     yield "fresh", starts.fresh()
-    starts.warm()  # as while the job runs
+    yield "standby", starts.warmed()
     yield "second", starts.second()
     yield "again", starts.again()
-    yield "standby", starts.warmed()
     if number % 2:
         yield "plain", starts.plain()
 

@@ -273,6 +273,7 @@ class Starts:
 
     def empty_node(self) -> None:
         """A node that has nothing of the job, and none of our processes."""
+        self.end_servers()  # an agent that the last start has just left does not answer yet
         self.end_agent()
         self.end_servers()
         for folder in (self.node, self._runtime):

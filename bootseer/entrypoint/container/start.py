@@ -217,6 +217,8 @@ class Preparation:
             while task.has_brought and task.advance() is None:
                 _await(task)
         finally:
+            if task.has_brought and task.group is not None:
+                task.group.kill_leader()  # alone: what it started serves the mount
             task.close()
 
     def _report(self, part: str, phase: str, reason: str) -> None:

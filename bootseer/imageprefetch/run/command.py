@@ -149,7 +149,10 @@ def await_end(pid: int, until: Callable[[], bool] | None, kill: Callable[[], Non
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Neither handler that is being replaced runs meanwhile, nor raises in between."""
+    """Neither handler that is being replaced runs meanwhile, nor raises in between.
+
+    That holds in a process of one thread: another one may take the signal.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # what came before may raise here
