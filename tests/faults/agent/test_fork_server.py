@@ -337,7 +337,7 @@ def test_requests_that_are_refused_keep_no_agent_alive(tmp_path: Path) -> None:
                 assert ask("unshare", "--net") == b"None\n"
                 refused += 1
             assert agent.poll() == 0
-            assert refused > 0
+            assert refused > 3
         finally:
             agent.terminate()
 
