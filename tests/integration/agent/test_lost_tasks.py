@@ -22,6 +22,7 @@ from tests.support.labs.web_servers import Request
 from tests.support.mounts.images import (
     Mounts,
     Published,
+    command_name,
     mounts_below,
     publish,
     some_files,
@@ -89,7 +90,7 @@ class Lab:
         (task,) = (
             child
             for child in children_of(self.agent.pid)
-            if Path(f"/proc/{child}/comm").read_text() != "bootseer-sweep\n"
+            if command_name(child) not in ("bootseer-sweep", "")
         )
         return task
 

@@ -27,6 +27,7 @@ from bootseer.agent.drain import count_pod_mounts, is_draining
 from bootseer.agent.pod_mounts import MOST_AT_ONCE, MOST_MOUNTS
 from bootseer.errors import DeadlineError, NotSupportedError
 from bootseer.fuse.mount.agent_mount import LIMIT_S, VARIABLE
+from tests.support.mounts.images import command_name
 from tests.support.paths import TESTS
 from tests.support.trees.memory import pattern
 from tests.support.waiting import until
@@ -98,8 +99,8 @@ class Node:
         agent = self.agent.pid
 
         def look() -> int | None:  # a child has its name a moment after it is there
-            names = {Path(f"/proc/{c}/comm").read_text(): c for c in children_of(agent)}
-            return names.get("bootseer-fuse\n")
+            names = {command_name(child): child for child in children_of(agent)}
+            return names.get("bootseer-fuse")
 
         return until(look, "the server of pods") or 0
 

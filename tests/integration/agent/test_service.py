@@ -39,6 +39,7 @@ from bootseer.imageprefetch.image_cache import ImageCache
 from tests.support.mounts.images import (
     Mounts,
     Published,
+    command_name,
     mounts_below,
     publish,
     some_files,
@@ -276,7 +277,7 @@ def test_its_endpoint_is_started_again(agent: Agent) -> None:
         (one,) = [
             int(child)
             for child in Path(path).read_text().split()
-            if Path(f"/proc/{child}/comm").read_text() == "bootseer-http\n"
+            if command_name(int(child)) == "bootseer-http"
         ]
         return one
 

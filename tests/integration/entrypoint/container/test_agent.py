@@ -23,6 +23,7 @@ from tests.support.labs.containers import (
     deps,
     times,
 )
+from tests.support.mounts.images import command_name
 from tests.support.waiting import until
 
 pytestmark = [
@@ -75,12 +76,11 @@ def prepared(lab: ContainerLab) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
 
 def tasks(agent: subprocess.Popen[bytes]) -> list[int]:
     """The agent's processes that carry out requests."""
-    found = []
-    for child in children_of(agent.pid):
-        with contextlib.suppress(OSError):  # it has just ended
-            if Path(f"/proc/{child}/comm").read_text() != "bootseer-sweep\n":
-                found.append(child)
-    return found
+    return [
+        child
+        for child in children_of(agent.pid)
+        if command_name(child) not in ("bootseer-sweep", "")
+    ]
 
 
 def test_podman_is_the_commands_child_and_all_else_the_agents(lab: ContainerLab) -> None:
@@ -88,7 +88,7 @@ def test_podman_is_the_commands_child_and_all_else_the_agents(lab: ContainerLab)
         job = f"{WAIT}{SHOW}; exit 250"
         with lab.begun(ref, job) as command:
             (podman,) = children_of(command.pid)
-            assert Path(f"/proc/{podman}/comm").read_text() == "podman\n"
+            assert command_name(podman) == "podman"
             (task,) = tasks(running)
             fields = Path(f"/proc/{podman}/stat").read_text().rpartition(")")[2].split()
             assert int(fields[2]) == os.getpgid(command.pid)  # and so an interrupt reaches it

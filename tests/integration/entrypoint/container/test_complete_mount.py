@@ -21,7 +21,7 @@ from bootseer.storage.oci.open import open_repository
 from tests.support.labs.containers import WAIT, ContainerLab, checkpoint, deps, times
 from tests.support.labs.registry_proxy import Gate
 from tests.support.labs.web_servers import Request
-from tests.support.mounts.images import begun_with
+from tests.support.mounts.images import begun_with, command_name
 from tests.support.samples.images import file
 from tests.support.waiting import until
 
@@ -74,7 +74,7 @@ def keepers(lab: ContainerLab) -> list[int]:
     return [
         pid
         for pid in begun_with(f"BOOTSEER_RUNTIME={lab.runtime}")
-        if Path(f"/proc/{pid}/comm").read_bytes().strip() == KEEPER
+        if command_name(pid) == KEEPER.decode()
     ]
 
 

@@ -16,7 +16,7 @@ from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.system.processes import children_of
 from tests.support.labs.containers import LARGE, SUM, WAIT, ContainerLab, checkpoint, deps, times
-from tests.support.mounts.images import begun_with
+from tests.support.mounts.images import begun_with, command_name
 from tests.support.waiting import until
 
 pytestmark = [
@@ -228,9 +228,7 @@ def test_a_container_goes_on_when_its_podman_is_killed(lab: ContainerLab) -> Non
     job = f"echo kept > /opt/written; {WAIT} cat /opt/new /opt/written > /log/result"
     with lab.begun(ref, job) as first:
         (podman,) = (
-            process
-            for process in children_of(first.pid)
-            if Path(f"/proc/{process}/comm").read_text() == "podman\n"
+            process for process in children_of(first.pid) if command_name(process) == "podman"
         )
         os.kill(podman, signal.SIGKILL)
         assert first.wait(60) == 128 + signal.SIGKILL
@@ -247,7 +245,7 @@ def test_a_namespace_that_somebody_makes_meanwhile_keeps_no_folder(lab: Containe
     with lab.begun(ref, WAIT) as first, subprocess.Popen(sleep) as other:
         try:
             mounts = Path(f"/proc/{other.pid}/mountinfo")
-            until(lambda: "sleep" in Path(f"/proc/{other.pid}/comm").read_text(), "it is made")
+            until(lambda: "sleep" in command_name(other.pid), "it is made")
             assert f"{lab.cache}/containers" in mounts.read_text()
             (lab.log / "go").touch()
             assert first.wait(60) == 0
