@@ -22,12 +22,12 @@ from tests.support.labs.web_servers import Request
 from tests.support.mounts.images import (
     Mounts,
     Published,
-    command_name,
     mounts_below,
     publish,
     some_files,
     tree_of,
 )
+from tests.support.processes import command_name
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -27,8 +27,8 @@ from bootseer.agent.drain import count_pod_mounts, is_draining
 from bootseer.agent.pod_mounts import MOST_AT_ONCE, MOST_MOUNTS
 from bootseer.errors import DeadlineError, NotSupportedError
 from bootseer.fuse.mount.agent_mount import LIMIT_S, VARIABLE
-from tests.support.mounts.images import command_name
 from tests.support.paths import TESTS
+from tests.support.processes import command_name
 from tests.support.trees.memory import pattern
 from tests.support.waiting import until
 

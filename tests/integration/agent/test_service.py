@@ -39,13 +39,13 @@ from bootseer.imageprefetch.image_cache import ImageCache
 from tests.support.mounts.images import (
     Mounts,
     Published,
-    command_name,
     mounts_below,
     publish,
     some_files,
     tree_of,
 )
 from tests.support.paths import ROOT
+from tests.support.processes import command_name
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.debian("docker-registry")]

@@ -316,14 +316,6 @@ def begun_with(variable: str) -> list[int]:
     return found
 
 
-def command_name(pid: int) -> str:
-    """A process's own name for itself; "" where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
-    except OSError:
-        return ""
-
-
 def _about(pid: int) -> str:
     """What the threads of a process do, for who reads why a test failed."""
     tasks = Path(f"/proc/{pid}/task").iterdir()

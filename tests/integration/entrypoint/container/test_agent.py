@@ -23,7 +23,7 @@ from tests.support.labs.containers import (
     deps,
     times,
 )
-from tests.support.mounts.images import command_name
+from tests.support.processes import command_name
 from tests.support.waiting import until
 
 pytestmark = [

@@ -21,7 +21,8 @@ from bootseer.storage.oci.open import open_repository
 from tests.support.labs.containers import WAIT, ContainerLab, checkpoint, deps, times
 from tests.support.labs.registry_proxy import Gate
 from tests.support.labs.web_servers import Request
-from tests.support.mounts.images import begun_with, command_name
+from tests.support.mounts.images import begun_with
+from tests.support.processes import command_name
 from tests.support.samples.images import file
 from tests.support.waiting import until
 

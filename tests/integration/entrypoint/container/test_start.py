@@ -16,7 +16,8 @@ from bootseer.profiler.report import analysis
 from bootseer.profiler.report.load.load import load
 from bootseer.system.processes import children_of
 from tests.support.labs.containers import LARGE, SUM, WAIT, ContainerLab, checkpoint, deps, times
-from tests.support.mounts.images import begun_with, command_name
+from tests.support.mounts.images import begun_with
+from tests.support.processes import command_name
 from tests.support.waiting import until
 
 pytestmark = [
