@@ -171,7 +171,7 @@ def test_where_the_link_cannot_be_emulated_the_part_says_why(
     assert "install Debian's libnetfilter-queue-dev" in containers.missing()
 
 
-@pytest.mark.timeout(1500)  # four minutes alone on slow cores, ten beside others
+@pytest.mark.timeout(1500)  # four minutes alone on two slow cores
 @pytest.mark.root
 @pytest.mark.debian("nginx-light")
 @pytest.mark.debian("podman")
