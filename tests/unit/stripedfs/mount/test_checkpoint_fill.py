@@ -103,8 +103,8 @@ def test_what_cannot_be_sealed_is_reported_and_kept(
     monkeypatch.setattr(sealed_objects, "_verify", fail)
     assert fill_checkpoint(settings, turns).complete
     assert sealed_count(settings) == 0
-    (events,) = (tmp_path / "events").glob("*.jsonl")
-    written = [json.loads(line) for line in events.read_text().splitlines()]
+    files = (tmp_path / "events").glob("*.jsonl")
+    written = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     (fault,) = [event for event in written if event["name"] == "checkpoint.fault"]
     assert fault["status"] == "fallback"
     assert "Input/output error" in fault["attributes"]["error.message"]
